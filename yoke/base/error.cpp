@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "yoke/base/error.h"
+
+namespace yoke {
+
+const char* to_string(Kind kind) {
+  switch (kind) {
+    case Kind::Usage:
+      return "usage";
+    case Kind::Config:
+      return "config";
+    case Kind::Io:
+      return "io";
+    case Kind::Comm:
+      return "comm";
+    case Kind::Device:
+      return "device";
+    case Kind::Timeout:
+      return "timeout";
+    case Kind::Cancelled:
+      return "cancelled";
+    case Kind::Internal:
+      return "internal";
+  }
+  return "unknown";
+}
+
+}  // namespace yoke

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+// Runs another program to its end, with a deadline. Owns: the child and everything it started,
+// which is killed as one process group when the deadline passes.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "yoke/base/clock.h"
+
+namespace yoke {
+
+struct ProcessResult {
+  int exit_code = 0;  // 128+n after signal n
+  std::string out;    // standard output
+  std::string err;    // standard error
+  bool timed_out = false;
+};
+
+struct ProcessOptions {
+  Duration timeout = std::chrono::seconds(60);
+  std::vector<std::string> environment = {};  // "NAME=value", on top of the caller's own
+};
+
+// Throws Kind::Io when the program cannot be started; a failing program is an ordinary result.
+ProcessResult run_process(const std::vector<std::string>& command,
+                          const ProcessOptions& options = {});
+
+}  // namespace yoke

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-# yoke_room(NAME [TORCH] [DEPS room…] [LIBS target…] [OMIT file…])
+# yoke_room(NAME [TORCH] [INTERNAL] [DEPS room…] [LIBS target…] [OMIT file…])
 #   Called from yoke/NAME/CMakeLists.txt. Makes the static library yoke::NAME from every .cpp below the
 #   folder, less the *_test.cpp, and the files of OMIT (twins of a dependency that is there or is not).
 #   DEPS are the rooms it may include (tools/check_layers holds it to that), LIBS are foreign targets.
+#   An INTERNAL room serves the program only: it is not installed and not part of yoke::yoke.
 #   The *_test.cpp become one program, yoke_NAME_tests, registered once for each label its tests have:
 #   a suite with Gpu, Slow or Multiproc in its name carries that label, the rest are the fast tests.
 # yoke_rooms(room…)
@@ -32,7 +33,7 @@ function(yoke_register_tests name program)
 endfunction()
 
 function(yoke_room name)
-  cmake_parse_arguments(arg "TORCH" "" "DEPS;LIBS;OMIT" ${ARGN})
+  cmake_parse_arguments(arg "TORCH;INTERNAL" "" "DEPS;LIBS;OMIT" ${ARGN})
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS *.cpp)
   file(GLOB_RECURSE headers CONFIGURE_DEPENDS *.h)
   list(TRANSFORM arg_OMIT PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/)
@@ -48,8 +49,10 @@ function(yoke_room name)
   set_target_properties(${target} PROPERTIES EXPORT_NAME ${name} VERIFY_INTERFACE_HEADER_SETS ON)
   list(TRANSFORM arg_DEPS PREPEND yoke_ OUTPUT_VARIABLE deps)
   target_link_libraries(${target} PUBLIC ${deps} PRIVATE ${arg_LIBS})
-  install(TARGETS ${target} EXPORT yoke FILE_SET HEADERS)
-  target_link_libraries(yoke INTERFACE ${target})
+  if(NOT arg_INTERNAL)
+    install(TARGETS ${target} EXPORT yoke COMPONENT devel FILE_SET HEADERS COMPONENT devel)
+    target_link_libraries(yoke INTERFACE ${target})
+  endif()
   if(arg_TORCH)
     yoke_use_torch(${target} PUBLIC)
   endif()
@@ -71,7 +74,7 @@ function(yoke_use_torch target scope)
     target_link_libraries(${target} ${scope} torch::cuda)
   endif()
   if(NOT TARGET yoke_torch_pch)
-    file(WRITE ${PROJECT_BINARY_DIR}/torch_pch.cpp "")
+    file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/torch_pch.cpp CONTENT "")  # written once
     add_library(yoke_torch_pch OBJECT ${PROJECT_BINARY_DIR}/torch_pch.cpp)
     target_link_libraries(yoke_torch_pch PRIVATE torch::cpu)
     target_precompile_headers(yoke_torch_pch PRIVATE <torch/nn/module.h> <ATen/Functions.h>)
@@ -86,7 +89,7 @@ macro(yoke_rooms)
     endif()
     file(STRINGS "${PROJECT_SOURCE_DIR}/yoke/${room}/CMakeLists.txt" needs_torch REGEX "TORCH" LIMIT_COUNT 1)
     if(YOKE_WITH_TORCH OR NOT needs_torch)
-      add_subdirectory(yoke/${room})
+      add_subdirectory(yoke/${room} rooms/${room})  # build/yoke is the program
     endif()
   endforeach()
 endmacro()

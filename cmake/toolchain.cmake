@@ -6,6 +6,9 @@ set(CMAKE_CXX_EXTENSIONS OFF)
 
 # One set of flags for libraries and programs alike, so that they can share a precompiled header.
 add_compile_options(-Wall -Wextra -fPIC)
+if(CMAKE_CXX_COMPILER_ID STREQUAL GNU AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+  add_compile_options(-Wno-restrict)  # warns about a plain "a" + std::string
+endif()
 include_directories(${PROJECT_SOURCE_DIR})
 
 if(YOKE_SANITIZE)

@@ -4,6 +4,9 @@
 # not used: a CUDA build of it refuses to configure on a host without the CUDA toolkit.
 #
 # YOKE_TORCH names the package's folder (the one that holds include/ and lib/); `./dev` sets it.
+if(TARGET torch::cpu)
+  return()
+endif()
 set(YOKE_TORCH "$ENV{YOKE_TORCH}" CACHE PATH "Folder of LibTorch: the one with include/ and lib/")
 if(NOT EXISTS "${YOKE_TORCH}/include/ATen/ATen.h" OR NOT EXISTS "${YOKE_TORCH}/lib/libtorch_cpu.so")
   message(FATAL_ERROR "No LibTorch at YOKE_TORCH='${YOKE_TORCH}' (looked for include/ATen/ATen.h and "

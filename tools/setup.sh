@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+# shellcheck shell=bash
+# The set-up half of ./dev, which sources this file: distribution packages and LibTorch. Each function looks
+# first and returns at once when nothing is missing.
+: "${verb?} ${caller?}"
+torch_version=2.13.0
+
+missing_packages() {
+  local have
+  have=$(dpkg-query -W -f='${db:Status-Status} ${Package}\n' "$@" 2>/dev/null | sed -n 's/^installed //p' || true)
+  printf '%s\n' "$@" | grep -vxF -f <(printf '%s\n' "$have") || true
+}
+
+ensure_packages() { # PACKAGE…
+  local missing as_root=() log=.deps/packages.log
+  if [[ -n ${YOKE_SKIP_PACKAGES:-} ]] || ! command -v apt-get >/dev/null || ! command -v dpkg-query >/dev/null; then
+    if [[ $verb == setup ]] || ! type g++ cmake ninja python3 >/dev/null 2>&1; then
+      say "leaving packages alone; by their Debian names Yoke needs: $*"
+    fi
+    return 0
+  fi
+  mapfile -t missing < <(missing_packages "$@")
+  ((${#missing[@]})) || return 0
+  if [[ $(id -u) != 0 ]]; then
+    sudo -n true 2>/dev/null || die 1 "packages are missing and need root; run this once:
+  sudo apt-get update && sudo apt-get install -y --no-install-recommends ${missing[*]}"
+    as_root=(sudo -n)
+  fi
+  say "installing distribution packages: ${missing[*]}"
+  mkdir -p .deps
+  "${as_root[@]}" apt-get update -qq >"$log" 2>&1 || say "'apt-get update' failed; trying with the lists there are"
+  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
+    -o DPkg::Lock::Timeout=300 "${missing[@]}" >>"$log" 2>&1 ||
+    { tail -n 20 "$log" >&2 && die 1 "could not install them (the whole story is in $log)"; }
+}
+
+is_torch() { [[ -f $1/include/ATen/ATen.h && -f $1/lib/libtorch_cpu.so ]]; }
+
+# The folder of the torch that a python has, if it is new enough; torch itself is not imported, that takes seconds.
+python_torch() { # PYTHON
+  "$1" 2>/dev/null - <<'PYTHON' || true
+import importlib.metadata, importlib.util, re, sys
+sys.path = [entry for entry in sys.path if entry]
+spec = importlib.util.find_spec("torch")
+version = [int(number) for number in re.findall(r"\d+", importlib.metadata.version("torch"))[:2]]
+print(spec.submodule_search_locations[0] if version >= [2, 11] else "")
+PYTHON
+}
+
+install_torch() { # INDEX, or nothing for the default one
+  local index=$1 options=() start=$SECONDS
+  if [[ -n $index && $(cat .deps/torch_index 2>/dev/null) != "$index" ]]; then
+    rm -rf .deps/python
+  elif is_torch "$(python_torch .deps/python/bin/python)"; then
+    return 0
+  fi
+  [[ -z $index ]] || options+=(--index-url "$index")
+  [[ -t 2 ]] || options+=(--quiet)
+  say "downloading torch $torch_version and numpy by pip into .deps/python, from ${index:-the default index}"
+  [[ -n $index ]] || say "The usual Linux build brings CUDA: about 3 GB to download, 7 GB on disk. The CPU build is" \
+    "200 MB, 1 GB on disk: './dev setup --torch-index URL' with the URL that pytorch.org gives for Linux, pip, CPU."
+  python3 -m venv .deps/python
+  .deps/python/bin/python -m pip install --disable-pip-version-check "${options[@]}" "torch==$torch_version" numpy >&2 ||
+    die 1 "pip could not install torch; or set YOKE_TORCH to the folder of a torch 2.11 or newer"
+  printf '%s\n' "$index" >.deps/torch_index
+  say "torch installed in $((SECONDS - start)) s"
+}
+
+# Sets $torch: YOKE_TORCH, else the earlier choice, else python3's own, else a private one.
+ensure_torch() { # [INDEX]
+  local index=${1:-} choice=.deps/torch_path
+  if [[ -n ${YOKE_TORCH:-} ]]; then
+    torch=$(cd "$caller" && realpath -m "$YOKE_TORCH")
+    is_torch "$torch" || die 2 "YOKE_TORCH=$YOKE_TORCH has no include/ATen/ATen.h and lib/libtorch_cpu.so;" \
+      "name the folder of a torch package, or unset it and run ./dev setup"
+  elif [[ -z $index && -f $choice ]] && torch=$(<"$choice") && is_torch "$torch"; then
+    return 0
+  elif [[ -z $index ]] && torch=$(python_torch python3) && is_torch "$torch"; then
+    say "using the torch of $(command -v python3): $torch"
+  else
+    install_torch "$index"
+    torch=$(python_torch .deps/python/bin/python)
+    is_torch "$torch" || die 1 ".deps/python has no usable torch; remove that folder and run ./dev setup again"
+  fi
+  mkdir -p .deps
+  printf '%s\n' "$torch" >"$choice"
+}
+
+ensure_all() { # [INDEX]
+  local packages
+  mapfile -t packages < <(sed 's/ *#.*//; /^$/d' tools/packages.txt)
+  ensure_packages "${packages[@]}"
+  ensure_torch "${1:-}"
+}

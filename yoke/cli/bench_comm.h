@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// `yoke bench comm`: how fast the collectives of a backend are, next to memcpy and, in the same run, to
+// what else the machine has. A sample is one call after a barrier and lasts as long as its slowest rank;
+// results are verified. Algorithm and bus bandwidth are those of nccl-tests.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace CLI {
+class App;
+}
+
+namespace yoke::cli {
+
+void add_bench(CLI::App& app);
+
+struct BenchComm {
+  std::string op = "all_reduce";
+  int ranks = 2;
+  std::vector<uint64_t> sizes = {};  // bytes: of the buffer, or of all ranks' pieces together
+  double seconds_per_size = 1.0;
+};
+
+struct BenchLine {
+  std::string backend, op;
+  int ranks = 0;
+  uint64_t bytes = 0;
+  double median_us = 0, p10_us = 0, p90_us = 0;
+  double alg_gbps = 0, bus_gbps = 0;
+  int repeats = 0;
+  bool verified = false;
+};
+
+const std::vector<std::string>& bench_ops();
+// What bus bandwidth is of algorithm bandwidth.
+double bus_factor(const std::string& op, int ranks);
+
+BenchLine bench_local(const BenchComm& bench, uint64_t bytes);
+// Every rank copies `bytes` from one buffer of its own to another, all at the same time.
+BenchLine bench_memcpy(const BenchComm& bench, uint64_t bytes);
+// gloo or openmpi, by the scripts in bench/peers.
+std::vector<BenchLine> bench_peer(const std::string& peer, const BenchComm& bench);
+
+}  // namespace yoke::cli

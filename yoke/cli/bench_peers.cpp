@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+// The peers of `yoke bench comm` are programs of their own (bench/peers); they print what we print.
+#include <ATen/Parallel.h>
+#include <dlfcn.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <sstream>
+
+#include "yoke/base/error.h"
+#include "yoke/base/process.h"
+#include "yoke/base/text.h"
+#include "yoke/cli/bench_comm.h"
+
+namespace yoke::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+// In the source tree the peers lie beside build/, in an installation below share/.
+fs::path peers_folder() {
+  const fs::path program = fs::read_symlink("/proc/self/exe").parent_path();
+  for (const fs::path& folder : {program / "../bench/peers", program / "../share/yoke/peers", program / "../../share/yoke/peers"})
+    if (fs::exists(folder / "gloo.py")) return fs::canonical(folder);
+  fail(Kind::Usage, "the peers' scripts (bench/peers) were not found beside ", program.string(), "; run without --peers");
+}
+
+// The python3 that has torch: the one that our LibTorch is a package of, else the one on the path.
+std::string python_with_torch() {
+  Dl_info info{};
+  if (::dladdr(reinterpret_cast<const void*>(&at::get_num_threads), &info) != 0) {
+    const fs::path folder = fs::path(info.dli_fname).parent_path();  // PREFIX/lib/pythonX/site-packages/torch/lib
+    const fs::path candidate = folder / "../../../../../bin/python3";
+    if (fs::exists(candidate)) return candidate.lexically_normal().string();
+  }
+  return "python3";
+}
+
+// A temporary folder that goes away with its owner.
+class Scratch {
+ public:
+  Scratch() {
+    std::string name = (fs::temp_directory_path() / "yoke-bench-XXXXXX").string();
+    if (::mkdtemp(name.data()) == nullptr) fail(Kind::Io, "cannot make a folder in ", fs::temp_directory_path().string());
+    path_ = name;
+  }
+  ~Scratch() {
+    std::error_code ignored;
+    fs::remove_all(path_, ignored);
+  }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+  const fs::path& path() const { return path_; }
+
+ private:
+  fs::path path_;
+};
+
+std::string checked(const std::string& peer, const ProcessResult& result) {
+  if (result.timed_out) fail(Kind::Timeout, "the peer ", peer, " did not finish in time");
+  if (result.exit_code == 0) return result.out;
+  const auto lines = split(result.err, '\n');
+  std::string last;
+  for (const auto& line : lines)
+    if (!line.empty()) last = line;
+  fail(Kind::Usage, "the peer ", peer, " failed (exit ", result.exit_code, "): ", last, "; run without --peers ", peer);
+}
+
+// The value of a key in a flat JSON object that one of our own scripts wrote.
+std::string field(const std::string& object, const std::string& key) {
+  const std::string mark = "\"" + key + "\":";
+  size_t begin = object.find(mark);
+  if (begin == std::string::npos) fail(Kind::Internal, "a peer's line has no ", key, ": ", object);
+  begin = object.find_first_not_of(" \"", begin + mark.size());
+  return object.substr(begin, object.find_first_of(",}\"", begin) - begin);
+}
+
+}  // namespace
+
+std::vector<BenchLine> bench_peer(const std::string& peer, const BenchComm& bench) {
+  const fs::path folder = peers_folder();
+  std::vector<std::string> sizes;
+  for (const auto size : bench.sizes) sizes.push_back(std::to_string(size));
+  const std::vector<std::string> arguments{"--op", bench.op, "--ranks", std::to_string(bench.ranks), "--sizes", join(sizes, ","),
+                                           "--seconds-per-size", cat(bench.seconds_per_size)};
+  const ProcessOptions options{.timeout = std::chrono::seconds(120) + std::chrono::seconds(int(10 * bench.seconds_per_size)) * int(sizes.size()),
+                               .environment = {"OMP_NUM_THREADS=1"}};
+  std::vector<std::string> command;
+  const Scratch scratch;
+  if (peer == "gloo") {
+    command = {python_with_torch(), (folder / "gloo.py").string()};
+  } else {
+    const std::string program = (scratch.path() / "openmpi").string();
+    try {
+      checked(peer, run_process({"mpicc", "-O3", "-march=native", "-o", program, (folder / "openmpi.c").string(), "-lm"}));
+    } catch (const Error& error) {
+      fail(Kind::Usage, error.what(), "; install Open MPI with its compiler (./dev setup does), or run without --peers openmpi");
+    }
+    command = {"mpirun", "--allow-run-as-root", "--oversubscribe", "-n", std::to_string(bench.ranks), program};
+  }
+  command.insert(command.end(), arguments.begin(), arguments.end());
+
+  std::vector<BenchLine> lines;
+  std::istringstream out(checked(peer, run_process(command, options)));
+  for (std::string text; std::getline(out, text);) {
+    if (!text.starts_with("{")) continue;
+    auto number = [&](const std::string& key) { return std::stod(field(text, key)); };
+    lines.push_back({.backend = peer, .op = bench.op, .ranks = bench.ranks, .bytes = uint64_t(number("bytes")), .median_us = number("median_us"),
+                     .p10_us = number("p10_us"), .p90_us = number("p90_us"), .alg_gbps = number("alg_gbps"), .bus_gbps = number("bus_gbps"),
+                     .repeats = int(number("repeats")), .verified = field(text, "verified") == "true"});
+  }
+  return lines;
+}
+
+}  // namespace yoke::cli

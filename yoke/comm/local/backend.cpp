@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "yoke/comm/local/backend.h"
+
+#include <ATen/ops/empty.h>
+
+#include <numeric>
+
+#include "yoke/comm/local/group.h"
+
+namespace yoke::comm {
+namespace {
+
+class LocalWork final : public Work::Impl {
+ public:
+  LocalWork(std::shared_ptr<LocalGroup> group, int rank, std::shared_ptr<Pending> pending, at::Device device)
+      : group_(std::move(group)), rank_(rank), pending_(std::move(pending)), device_(device) {}
+
+  void wait() override {
+    if (pending_->on_cuda)
+      group_->stream_wait(rank_, *pending_, device_);
+    else
+      group_->wait(rank_, *pending_);
+  }
+  void synchronize() override { group_->wait(rank_, *pending_); }
+  bool done() const override { return pending_->over(); }
+
+ private:
+  const std::shared_ptr<LocalGroup> group_;
+  const int rank_;
+  const std::shared_ptr<Pending> pending_;
+  const at::Device device_;
+};
+
+class LocalBackend final : public Backend {
+ public:
+  LocalBackend(std::shared_ptr<LocalGroup> group, int rank) : group_(std::move(group)), rank_(rank) {}
+
+  int rank() const override { return rank_; }
+  int size() const override { return group_->size(); }
+  const std::string& name() const override { return group_->name(); }
+
+  Work issue(Operation operation) override {
+    const at::Tensor& subject = operation.subject();
+    const at::Device device = subject.defined() ? subject.device() : at::Device(at::kCPU);
+    return Work(std::make_shared<LocalWork>(group_, rank_, group_->post(rank_, std::move(operation)), device));
+  }
+
+  // Posting never blocks, so messages posted one after the other cannot hold each other up.
+  Work issue_group(std::vector<Operation> messages) override {
+    std::vector<Work> parts;
+    for (auto& message : messages) parts.push_back(issue(std::move(message)));
+    return Work::all(std::move(parts));
+  }
+
+  std::shared_ptr<Backend> split(int color, int key) override {
+    const auto [group, rank] = group_->split(rank_, color, key);
+    return group ? std::make_shared<LocalBackend>(group, rank) : nullptr;
+  }
+
+  void abort(const std::string& reason) override {
+    group_->world().fail(-1, Kind::Comm, cat("aborted by rank ", group_->world_rank(rank_), ": ", reason));
+  }
+
+  at::Tensor allocate(at::IntArrayRef sizes, const at::TensorOptions& options) override {
+    return at::empty(sizes, options);
+  }
+
+  Capabilities capabilities() const override {
+    return {.backend = "local", .cpu = true, .cuda = cuda_available(), .checks_before_data_moves = true,
+            .sums_in_rank_order = true, .abort_wakes_peers = true};
+  }
+
+ private:
+  const std::shared_ptr<LocalGroup> group_;
+  const int rank_;
+};
+
+}  // namespace
+
+std::vector<Communicator> make_local(const std::shared_ptr<World>& world) {
+  std::vector<int> members(size_t(world->size()));
+  std::iota(members.begin(), members.end(), 0);
+  const auto group = LocalGroup::make(world, "world", members);
+  std::vector<Communicator> ends;
+  for (const int rank : members) ends.emplace_back(std::make_shared<LocalBackend>(group, rank));
+  return ends;
+}
+
+}  // namespace yoke::comm

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "yoke/comm/run_ranks.h"
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <exception>
+#include <thread>
+
+#include "yoke/base/text.h"
+#include "yoke/comm/local/backend.h"
+#include "yoke/comm/local/cuda_lane.h"
+
+namespace yoke::comm {
+namespace {
+
+// More ranks than this are not listed one by one in an error.
+constexpr size_t kMaxListed = 8;
+
+void fail_as(World& world, int rank, const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const Error& e) {
+    world.fail(rank, e.kind(), e.what());
+  } catch (const c10::Error& e) {
+    world.fail(rank, Kind::Internal, e.what_without_backtrace());
+  } catch (const std::exception& e) {
+    world.fail(rank, Kind::Internal, e.what());
+  } catch (...) {
+    world.fail(rank, Kind::Internal, "an exception that is no std::exception");
+  }
+}
+
+// The first failure as the caller of run_ranks hears of it.
+Error report(const World::Failure& failure) {
+  std::string text = failure.rank < 0 ? failure.what : cat("rank ", failure.rank, " failed: ", failure.what);
+  if (!failure.others.empty()) {
+    const size_t listed = std::min(kMaxListed, failure.others.size());
+    text += "\n  meanwhile " + join({failure.others.begin(), failure.others.begin() + long(listed)}, "\n            ");
+    if (listed < failure.others.size()) text += cat("\n            and ", failure.others.size() - listed, " more");
+  }
+  return Error(failure.kind, text);
+}
+
+}  // namespace
+
+void run_ranks(int num_ranks, const std::function<void(Communicator&)>& run, const RunOptions& options) {
+  if (num_ranks < 1) fail(Kind::Usage, "a run needs at least 1 rank, got ", num_ranks);
+  if (!options.devices.empty() && int(options.devices.size()) != num_ranks)
+    fail(Kind::Usage, num_ranks, " ranks need ", num_ranks, " devices, got ", options.devices.size());
+  const int cores = std::max(1, int(std::thread::hardware_concurrency()));
+  const int threads = options.threads_per_rank > 0 ? options.threads_per_rank : std::max(1, cores / num_ranks);
+
+  const auto world = std::make_shared<World>(num_ranks, options.world);
+  if (options.on_world) options.on_world(world);
+  auto ends = make_local(world);
+  std::vector<std::exception_ptr> errors(static_cast<size_t>(num_ranks));
+  auto rank_main = [&](int rank) {
+    const auto me = size_t(rank);
+    try {
+      // Without the first call, a thread takes the last number that any thread has set.
+      at::get_num_threads();
+      at::set_num_threads(threads);
+      if (!options.devices.empty() && options.devices[me].kind == topo::DeviceKind::Cuda)
+        cuda_enter(options.devices[me].index);
+      run(ends[me]);
+    } catch (...) {
+      errors[me] = std::current_exception();
+      fail_as(*world, rank, errors[me]);
+    }
+    ends[me] = {};
+    world->leave(rank);
+  };
+  {
+    std::vector<std::jthread> threads_of_ranks;
+    for (int rank = 0; rank < num_ranks; ++rank) threads_of_ranks.emplace_back(rank_main, rank);
+  }
+
+  const auto failure = world->failure();
+  if (!failure) return;
+  if (failure->rank < 0 || !errors[size_t(failure->rank)]) throw report(*failure);
+  try {
+    std::rethrow_exception(errors[size_t(failure->rank)]);
+  } catch (...) {
+    std::throw_with_nested(report(*failure));  // the rank's own exception goes along
+  }
+}
+
+}  // namespace yoke::comm

@@ -19,18 +19,23 @@ add_executable(app app.cpp)
 target_link_libraries(app yoke::yoke)
 CMAKE
 cat >"$scratch/app/app.cpp" <<'CPP'
-#include <iostream>
+#include <torch/torch.h>
+#include <yoke/yoke.h>
 
-#include "yoke/yoke.h"
+#include <cstdio>
 
 int main() {
-  std::cout << "yoke " << yoke::bytes_text(1 << 20) << std::endl;
+  yoke::comm::run_ranks(2, [](yoke::comm::Communicator& world) {
+    auto sum = torch::full({3}, world.rank() + 1.0f);
+    world.all_reduce(sum).wait();
+    if (world.rank() == 0) std::printf("sum %g\n", sum[0].item<float>());
+  });
 }
 CPP
 configure=(cmake -S "$scratch/app" -B "$scratch/app/build" -G Ninja "-DCMAKE_PREFIX_PATH=$scratch/moved")
 expect 0 "LibTorch .* at $torch" "${configure[@]}"
 expect 0 '' cmake --build "$scratch/app/build"
-expect 0 '^yoke ' "$scratch/app/build/app"
+expect 0 '^sum 3$' "$scratch/app/build/app"
 
 expect 1 "No LibTorch at YOKE_TORCH='/nowhere'" "${configure[@]}" -DYOKE_TORCH=/nowhere
-expect 0 '' "$scratch/moved/bin/yoke" --help
+expect 0 '^ok +LibTorch' "$scratch/moved/bin/yoke" doctor

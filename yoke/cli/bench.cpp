@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The command line of `yoke bench`.
+#include <unistd.h>
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <iostream>
 #include <map>
-#include <unistd.h>
 
 #include "yoke/base/clock.h"
 #include "yoke/base/error.h"
@@ -25,12 +25,14 @@ struct Options {
 };
 
 // A comma-separated list of words out of `known`.
-std::vector<std::string> words(const std::string& option, const std::string& text, const std::vector<std::string>& known) {
+std::vector<std::string> words(const std::string& option, const std::string& text,
+                               const std::vector<std::string>& known) {
   auto list = split(text, ',');
   for (const auto& word : list) {
     if (std::ranges::count(known, word)) continue;
     const auto close = nearest(word, known);
-    fail(Kind::Usage, option, ": '", word, "' is not one of ", join(known, ", "), close.empty() ? "" : "; did you mean " + close.front() + "?");
+    fail(Kind::Usage, option, ": '", word, "' is not one of ", join(known, ", "),
+         close.empty() ? "" : "; did you mean " + close.front() + "?");
   }
   return list;
 }
@@ -47,9 +49,16 @@ std::vector<uint64_t> parse_sizes(const std::string& text) {
 }
 
 void write_json(const BenchLine& line) {
-  observe::JsonLines(std::cout).write({{"backend", line.backend}, {"op", line.op}, {"ranks", line.ranks}, {"bytes", line.bytes},
-                                       {"median_us", line.median_us}, {"p10_us", line.p10_us}, {"p90_us", line.p90_us},
-                                       {"alg_gbps", line.alg_gbps}, {"bus_gbps", line.bus_gbps}, {"repeats", line.repeats},
+  observe::JsonLines(std::cout).write({{"backend", line.backend},
+                                       {"op", line.op},
+                                       {"ranks", line.ranks},
+                                       {"bytes", line.bytes},
+                                       {"median_us", line.median_us},
+                                       {"p10_us", line.p10_us},
+                                       {"p90_us", line.p90_us},
+                                       {"alg_gbps", line.alg_gbps},
+                                       {"bus_gbps", line.bus_gbps},
+                                       {"repeats", line.repeats},
                                        {"verified", line.verified}});
 }
 
@@ -61,27 +70,37 @@ void write_row(const BenchLine& line, const BenchLine* ours) {
     std::snprintf(text, sizeof text, "%.2fx", line.median_us / ours->median_us);
     ratio = text;
   }
-  std::printf("| %-14s | %-8s | %9s | %12.2f | %10.2f | %10.2f | %9.2f | %9.2f | %10s | %s |\n", line.op.c_str(), line.backend.c_str(),
-              bytes_text(line.bytes).c_str(), line.median_us, line.p10_us, line.p90_us, line.alg_gbps, line.bus_gbps, ratio.c_str(),
+  std::printf("| %-14s | %-8s | %9s | %12.2f | %10.2f | %10.2f | %9.2f | %9.2f | %10s | %s |\n",
+              line.op.c_str(), line.backend.c_str(), bytes_text(line.bytes).c_str(), line.median_us,
+              line.p10_us, line.p90_us, line.alg_gbps, line.bus_gbps, ratio.c_str(),
               line.verified ? "yes" : "NO");
 }
 
 void bench_comm(const Options& options) {
   const auto ops = words("--op", options.ops, bench_ops());
-  const auto peers = options.peers.empty() ? std::vector<std::string>{} : words("--peers", options.peers, {"gloo", "openmpi"});
+  const auto peers = options.peers.empty() ? std::vector<std::string>{}
+                                           : words("--peers", options.peers, {"gloo", "openmpi"});
   words("--backend", options.backend, {"local"});
-  if (options.ranks < 1 || options.ranks > 64) fail(Kind::Usage, "--ranks wants 1 to 64, got ", options.ranks);
-  if (options.seconds <= 0 || options.seconds > 60) fail(Kind::Usage, "--seconds wants up to 60, got ", options.seconds);
-  BenchComm bench{.ranks = options.ranks, .sizes = parse_sizes(options.sizes), .seconds_per_size = options.seconds};
+  if (options.ranks < 1 || options.ranks > 64)
+    fail(Kind::Usage, "--ranks wants 1 to 64, got ", options.ranks);
+  if (options.seconds <= 0 || options.seconds > 60)
+    fail(Kind::Usage, "--seconds wants up to 60, got ", options.seconds);
+  BenchComm bench{.ranks = options.ranks,
+                  .sizes = parse_sizes(options.sizes),
+                  .seconds_per_size = options.seconds};
 
   const SteadyClock clock;
   const uint64_t rounds = ops.size() * (2 * bench.sizes.size() + peers.size());
-  observe::Progress progress(std::cerr, clock, {.label = "bench", .total = rounds, .unit = "runs", .is_terminal = ::isatty(2) == 1});
+  observe::Progress progress(
+      std::cerr, clock,
+      {.label = "bench", .total = rounds, .unit = "runs", .is_terminal = ::isatty(2) == 1});
   uint64_t done = 0;
   if (!options.json)
-    std::printf("| %-14s | %-8s | %9s | %12s | %10s | %10s | %9s | %9s | %10s | %s |\n|%s|\n", "op", "backend", "bytes", "median us", "p10 us", "p90 us",
-                "alg GB/s", "bus GB/s", "we are", "verified",
-                "----------------|----------|----------:|-------------:|-----------:|-----------:|----------:|----------:|-----------:|---------");
+    std::printf("| %-14s | %-8s | %9s | %12s | %10s | %10s | %9s | %9s | %10s | %s |\n|%s|\n", "op",
+                "backend", "bytes", "median us", "p10 us", "p90 us", "alg GB/s", "bus GB/s",
+                "we are", "verified",
+                "----------------|----------|----------:|-------------:|-----------:|-----------:|-"
+                "---------:|----------:|-----------:|---------");
   bool all_verified = true;
   for (const auto& op : ops) {
     bench.op = op;
@@ -94,7 +113,9 @@ void bench_comm(const Options& options) {
     }
     for (const auto& peer : peers) {
       const auto lines = bench_peer(peer, bench);
-      if (lines.size() != bench.sizes.size()) fail(Kind::Internal, "the peer ", peer, " measured ", lines.size(), " of ", bench.sizes.size(), " sizes");
+      if (lines.size() != bench.sizes.size())
+        fail(Kind::Internal, "the peer ", peer, " measured ", lines.size(), " of ",
+             bench.sizes.size(), " sizes");
       for (size_t i = 0; i < lines.size(); ++i) table[bench.sizes[i]].push_back(lines[i]);
       progress.update(++done, peer);
     }
@@ -109,7 +130,8 @@ void bench_comm(const Options& options) {
     }
     std::fflush(stdout);
   }
-  if (!all_verified) fail(Kind::Internal, "a result was wrong (see the lines that are not verified)");
+  if (!all_verified)
+    fail(Kind::Internal, "a result was wrong (see the lines that are not verified)");
 }
 
 }  // namespace
@@ -119,12 +141,16 @@ void add_bench(CLI::App& app) {
   verb->require_subcommand(1);
   auto* comm = verb->add_subcommand("comm", "Collectives: latency, algorithm and bus bandwidth");
   auto options = std::make_shared<Options>();
-  comm->add_option("--backend", options->backend, "local: ranks are threads of this process")->capture_default_str();
-  comm->add_option("--op", options->ops, "One or several of " + join(bench_ops(), ", "))->capture_default_str();
+  comm->add_option("--backend", options->backend, "local: ranks are threads of this process")
+      ->capture_default_str();
+  comm->add_option("--op", options->ops, "One or several of " + join(bench_ops(), ", "))
+      ->capture_default_str();
   comm->add_option("--ranks", options->ranks, "How many ranks take part")->capture_default_str();
-  comm->add_option("--sizes", options->sizes, "Bytes, with k, M or G; as nccl-tests counts them")->capture_default_str();
+  comm->add_option("--sizes", options->sizes, "Bytes, with k, M or G; as nccl-tests counts them")
+      ->capture_default_str();
   comm->add_option("--peers", options->peers, "gloo, openmpi or both: measured in the same run");
-  comm->add_option("--seconds", options->seconds, "How long to measure each size")->capture_default_str();
+  comm->add_option("--seconds", options->seconds, "How long to measure each size")
+      ->capture_default_str();
   comm->add_flag("--json", options->json, "One JSON object per line");
   comm->callback([options] { bench_comm(*options); });
 }

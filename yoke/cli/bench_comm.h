@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// `yoke bench comm`: how fast the collectives of a backend are, next to memcpy and, in the same run, to
-// what else the machine has. A sample is one call after a barrier and lasts as long as its slowest rank;
-// results are verified. Algorithm and bus bandwidth are those of nccl-tests.
+// `yoke bench comm`: how fast the collectives of a backend are, next to memcpy and, in the same
+// run, to what else the machine has. A sample is one call after a barrier and lasts as long as its
+// slowest rank; results are verified. Algorithm and bus bandwidth are those of nccl-tests.
 #pragma once
 
 #include <cstdint>

@@ -20,16 +20,19 @@ namespace fs = std::filesystem;
 // In the source tree the peers lie beside build/, in an installation below share/.
 fs::path peers_folder() {
   const fs::path program = fs::read_symlink("/proc/self/exe").parent_path();
-  for (const fs::path& folder : {program / "../bench/peers", program / "../share/yoke/peers", program / "../../share/yoke/peers"})
+  for (const fs::path& folder : {program / "../bench/peers", program / "../share/yoke/peers",
+                                 program / "../../share/yoke/peers"})
     if (fs::exists(folder / "gloo.py")) return fs::canonical(folder);
-  fail(Kind::Usage, "the peers' scripts (bench/peers) were not found beside ", program.string(), "; run without --peers");
+  fail(Kind::Usage, "the peers' scripts (bench/peers) were not found beside ", program.string(),
+       "; run without --peers");
 }
 
 // The python3 that has torch: the one that our LibTorch is a package of, else the one on the path.
 std::string python_with_torch() {
   Dl_info info{};
   if (::dladdr(reinterpret_cast<const void*>(&at::get_num_threads), &info) != 0) {
-    const fs::path folder = fs::path(info.dli_fname).parent_path();  // PREFIX/lib/pythonX/site-packages/torch/lib
+    const fs::path folder =
+        fs::path(info.dli_fname).parent_path();  // PREFIX/lib/pythonX/site-packages/torch/lib
     const fs::path candidate = folder / "../../../../../bin/python3";
     if (fs::exists(candidate)) return candidate.lexically_normal().string();
   }
@@ -41,7 +44,8 @@ class Scratch {
  public:
   Scratch() {
     std::string name = (fs::temp_directory_path() / "yoke-bench-XXXXXX").string();
-    if (::mkdtemp(name.data()) == nullptr) fail(Kind::Io, "cannot make a folder in ", fs::temp_directory_path().string());
+    if (::mkdtemp(name.data()) == nullptr)
+      fail(Kind::Io, "cannot make a folder in ", fs::temp_directory_path().string());
     path_ = name;
   }
   ~Scratch() {
@@ -63,7 +67,8 @@ std::string checked(const std::string& peer, const ProcessResult& result) {
   std::string last;
   for (const auto& line : lines)
     if (!line.empty()) last = line;
-  fail(Kind::Usage, "the peer ", peer, " failed (exit ", result.exit_code, "): ", last, "; run without --peers ", peer);
+  fail(Kind::Usage, "the peer ", peer, " failed (exit ", result.exit_code, "): ", last,
+       "; run without --peers ", peer);
 }
 
 // The value of a key in a flat JSON object that one of our own scripts wrote.
@@ -81,10 +86,18 @@ std::vector<BenchLine> bench_peer(const std::string& peer, const BenchComm& benc
   const fs::path folder = peers_folder();
   std::vector<std::string> sizes;
   for (const auto size : bench.sizes) sizes.push_back(std::to_string(size));
-  const std::vector<std::string> arguments{"--op", bench.op, "--ranks", std::to_string(bench.ranks), "--sizes", join(sizes, ","),
-                                           "--seconds-per-size", cat(bench.seconds_per_size)};
-  const ProcessOptions options{.timeout = std::chrono::seconds(120) + std::chrono::seconds(int(10 * bench.seconds_per_size)) * int(sizes.size()),
-                               .environment = {"OMP_NUM_THREADS=1"}};
+  const std::vector<std::string> arguments{"--op",
+                                           bench.op,
+                                           "--ranks",
+                                           std::to_string(bench.ranks),
+                                           "--sizes",
+                                           join(sizes, ","),
+                                           "--seconds-per-size",
+                                           cat(bench.seconds_per_size)};
+  const ProcessOptions options{
+      .timeout = std::chrono::seconds(120) +
+                 std::chrono::seconds(int(10 * bench.seconds_per_size)) * int(sizes.size()),
+      .environment = {"OMP_NUM_THREADS=1"}};
   std::vector<std::string> command;
   const Scratch scratch;
   if (peer == "gloo") {
@@ -92,11 +105,15 @@ std::vector<BenchLine> bench_peer(const std::string& peer, const BenchComm& benc
   } else {
     const std::string program = (scratch.path() / "openmpi").string();
     try {
-      checked(peer, run_process({"mpicc", "-O3", "-march=native", "-o", program, (folder / "openmpi.c").string(), "-lm"}));
+      checked(peer, run_process({"mpicc", "-O3", "-march=native", "-o", program,
+                                 (folder / "openmpi.c").string(), "-lm"}));
     } catch (const Error& error) {
-      fail(Kind::Usage, error.what(), "; install Open MPI with its compiler (./dev setup does), or run without --peers openmpi");
+      fail(Kind::Usage, error.what(),
+           "; install Open MPI with its compiler (./dev setup does), or run without --peers "
+           "openmpi");
     }
-    command = {"mpirun", "--allow-run-as-root", "--oversubscribe", "-n", std::to_string(bench.ranks), program};
+    command = {"mpirun", "--allow-run-as-root",       "--oversubscribe",
+               "-n",     std::to_string(bench.ranks), program};
   }
   command.insert(command.end(), arguments.begin(), arguments.end());
 
@@ -105,9 +122,17 @@ std::vector<BenchLine> bench_peer(const std::string& peer, const BenchComm& benc
   for (std::string text; std::getline(out, text);) {
     if (!text.starts_with("{")) continue;
     auto number = [&](const std::string& key) { return std::stod(field(text, key)); };
-    lines.push_back({.backend = peer, .op = bench.op, .ranks = bench.ranks, .bytes = uint64_t(number("bytes")), .median_us = number("median_us"),
-                     .p10_us = number("p10_us"), .p90_us = number("p90_us"), .alg_gbps = number("alg_gbps"), .bus_gbps = number("bus_gbps"),
-                     .repeats = int(number("repeats")), .verified = field(text, "verified") == "true"});
+    lines.push_back({.backend = peer,
+                     .op = bench.op,
+                     .ranks = bench.ranks,
+                     .bytes = uint64_t(number("bytes")),
+                     .median_us = number("median_us"),
+                     .p10_us = number("p10_us"),
+                     .p90_us = number("p90_us"),
+                     .alg_gbps = number("alg_gbps"),
+                     .bus_gbps = number("bus_gbps"),
+                     .repeats = int(number("repeats")),
+                     .verified = field(text, "verified") == "true"});
   }
   return lines;
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// `yoke demo`: a small network trained on several ranks and again on one, to see that it works here.
+// `yoke demo`: a small network trained on several ranks and again on one, to see that it works
+// here.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +27,8 @@ struct DemoRun {
   comm::RunOptions ranks = {};
 };
 
-// Trains by data parallelism on one rank for each device; the loss of every step, of the whole batch.
+// Trains by data parallelism on one rank for each device; the loss of every step, of the whole
+// batch.
 std::vector<double> train_demo(const DemoRun& run);
 
 }  // namespace yoke::cli

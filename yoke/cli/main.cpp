@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The program. Results go to stdout, everything else to stderr; the exit codes are part of the interface:
-// 0 done, 1 failed, 2 usage or config, 3 a peer or device failed.
+// The program. Results go to stdout, everything else to stderr; the exit codes are part of the
+// interface: 0 done, 1 failed, 2 usage or config, 3 a peer or device failed.
 #include <CLI/CLI.hpp>
 #include <iostream>
 
@@ -15,11 +15,14 @@ namespace {
 int exit_code(yoke::Kind kind) {
   switch (kind) {
     case yoke::Kind::Usage:
-    case yoke::Kind::Config: return 2;
+    case yoke::Kind::Config:
+      return 2;
     case yoke::Kind::Comm:
     case yoke::Kind::Device:
-    case yoke::Kind::Timeout: return 3;
-    default: return 1;
+    case yoke::Kind::Timeout:
+      return 3;
+    default:
+      return 1;
   }
 }
 

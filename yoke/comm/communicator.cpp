@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "yoke/comm/communicator.h"
 
-#include <ATen/ops/empty.h>
 #include <ATen/MemoryOverlap.h>
+#include <ATen/ops/empty.h>
 
 #include "yoke/base/error.h"
 
@@ -11,32 +11,38 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
-bool reduces(at::ScalarType type, ReduceOp op) {
-  if (c10::isComplexType(type)) return op != ReduceOp::Min && op != ReduceOp::Max && type != at::kComplexHalf;
-  if (type == at::kHalf || type == at::kBFloat16 || type == at::kFloat || type == at::kDouble) return true;
+bool reduces(const at::Tensor& tensor, ReduceOp op) {
+  const at::ScalarType type = tensor.scalar_type();
+  if (c10::isComplexType(type))
+    return op != ReduceOp::Min && op != ReduceOp::Max && type != at::kComplexHalf;
+  if (type == at::kHalf || type == at::kBFloat16 || type == at::kFloat || type == at::kDouble)
+    return true;
   if (op == ReduceOp::Mean) return false;
   return type == at::kBool || type == at::kByte || type == at::kChar || type == at::kShort ||
-         type == at::kInt || type == at::kLong || type == at::kUInt16 || type == at::kUInt32 ||
-         type == at::kUInt64;
+         type == at::kInt || type == at::kLong ||
+         (tensor.is_cpu() && (type == at::kUInt16 || type == at::kUInt32 || type == at::kUInt64));
 }
 
-// Builds the normal form of one call: checks the arguments, flattens them, stages what is not contiguous.
+// Builds the normal form of one call: checks the arguments, flattens them, stages what is not
+// contiguous.
 class Builder {
  public:
   Builder(const Backend& backend, OpKind kind) : backend_(backend) { op_.kind = kind; }
 
   Builder& reduce(ReduceOp op, const at::Tensor& tensor) {
     check_tensor(tensor);
-    if (!reduces(tensor.scalar_type(), op))
+    if (!reduces(tensor, op))
       wrong("cannot take the ", to_string(op), " of ", tensor.scalar_type(), " tensors",
-            op == ReduceOp::Mean ? "; reduce with sum and divide, or convert to a floating type" : "");
+            op == ReduceOp::Mean ? "; reduce with sum and divide, or convert to a floating type"
+                                 : "");
     op_.reduce = op;
     return *this;
   }
 
   Builder& root(int rank) {
     if (rank < 0 || rank >= backend_.size())
-      wrong("there is no rank ", rank, " among the ", backend_.size(), " ranks of ", backend_.name());
+      wrong("there is no rank ", rank, " among the ", backend_.size(), " ranks of ",
+            backend_.name());
     op_.root = rank;
     return *this;
   }
@@ -93,11 +99,15 @@ class Builder {
           wrong("its tensors must share dtype and device; got ", subject.scalar_type(), " on ",
                 subject.device(), " and ", tensor.scalar_type(), " on ", tensor.device());
     const auto me = size_t(backend_.rank());
-    auto piece = [me](const Tensors& list) -> const at::Tensor& { return list.size() == 1 ? list[0] : list[me]; };
-    if (!op_.inputs.empty() && !op_.outputs.empty() && piece(op_.inputs).numel() != piece(op_.outputs).numel())
+    auto piece = [me](const Tensors& list) -> const at::Tensor& {
+      return list.size() == 1 ? list[0] : list[me];
+    };
+    if (!op_.inputs.empty() && !op_.outputs.empty() &&
+        piece(op_.inputs).numel() != piece(op_.outputs).numel())
       wrong("this rank gives itself ", piece(op_.inputs).numel(), " elements but expects ",
             piece(op_.outputs).numel());
-    if (op_.kind == OpKind::AllToAll || op_.kind == OpKind::Gather || op_.kind == OpKind::Scatter) check_overlap();
+    if (op_.kind == OpKind::AllToAll || op_.kind == OpKind::Gather || op_.kind == OpKind::Scatter)
+      check_overlap();
     return std::move(op_);
   }
 
@@ -109,7 +119,8 @@ class Builder {
 
   void check_tensor(const at::Tensor& tensor) const {
     if (!tensor.defined()) wrong("a tensor is undefined");
-    if (tensor.layout() != at::kStrided) wrong("sparse tensors are not supported; call to_dense() first");
+    if (tensor.layout() != at::kStrided)
+      wrong("sparse tensors are not supported; call to_dense() first");
     const Capabilities can = backend_.capabilities();
     if (!(tensor.is_cpu() ? can.cpu : tensor.is_cuda() && can.cuda))
       wrong("the ", can.backend, " backend of this build cannot move tensors on ", tensor.device());
@@ -124,7 +135,9 @@ class Builder {
   void check_writable(const at::Tensor& tensor) const {
     check_tensor(tensor);
     if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes)
-      wrong("cannot write to a tensor whose elements share memory (expanded?); give it a contiguous() one");
+      wrong(
+          "cannot write to a tensor whose elements share memory (expanded?); give it a "
+          "contiguous() one");
   }
 
   // Its memory is its value: one run of elements, without a lazy conjugation or negation.
@@ -188,7 +201,8 @@ Communicator Communicator::split(int color, int key) const {
 }
 
 Work Communicator::all_reduce(const at::Tensor& tensor, ReduceOp op) const {
-  return backend_->issue(Builder(*backend_, OpKind::AllReduce).reduce(op, tensor).in_place(tensor).build());
+  return backend_->issue(
+      Builder(*backend_, OpKind::AllReduce).reduce(op, tensor).in_place(tensor).build());
 }
 
 Work Communicator::broadcast(const at::Tensor& tensor, int root) const {
@@ -198,25 +212,36 @@ Work Communicator::broadcast(const at::Tensor& tensor, int root) const {
 Work Communicator::reduce(const at::Tensor& tensor, int root, ReduceOp op) const {
   Builder builder(*backend_, OpKind::Reduce);
   builder.reduce(op, tensor).root(root);
-  return backend_->issue(rank() == root ? builder.in_place(tensor).build() : builder.input(tensor).build());
+  return backend_->issue(rank() == root ? builder.in_place(tensor).build()
+                                        : builder.input(tensor).build());
 }
 
 Work Communicator::all_gather(const at::Tensor& output, const at::Tensor& input) const {
-  return backend_->issue(Builder(*backend_, OpKind::AllGather).input(input).even_outputs(output).build());
+  return backend_->issue(
+      Builder(*backend_, OpKind::AllGather).input(input).even_outputs(output).build());
 }
 
 Work Communicator::all_gather(const Tensors& outputs, const at::Tensor& input) const {
-  return backend_->issue(Builder(*backend_, OpKind::AllGather).input(input).outputs(outputs).build());
+  return backend_->issue(
+      Builder(*backend_, OpKind::AllGather).input(input).outputs(outputs).build());
 }
 
-Work Communicator::reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op) const {
-  return backend_->issue(
-      Builder(*backend_, OpKind::ReduceScatter).reduce(op, output).even_inputs(input).output(output).build());
+Work Communicator::reduce_scatter(const at::Tensor& output, const at::Tensor& input,
+                                  ReduceOp op) const {
+  return backend_->issue(Builder(*backend_, OpKind::ReduceScatter)
+                             .reduce(op, output)
+                             .even_inputs(input)
+                             .output(output)
+                             .build());
 }
 
-Work Communicator::reduce_scatter(const at::Tensor& output, const Tensors& inputs, ReduceOp op) const {
-  return backend_->issue(
-      Builder(*backend_, OpKind::ReduceScatter).reduce(op, output).inputs(inputs).output(output).build());
+Work Communicator::reduce_scatter(const at::Tensor& output, const Tensors& inputs,
+                                  ReduceOp op) const {
+  return backend_->issue(Builder(*backend_, OpKind::ReduceScatter)
+                             .reduce(op, output)
+                             .inputs(inputs)
+                             .output(output)
+                             .build());
 }
 
 Work Communicator::gather(const Tensors& outputs, const at::Tensor& input, int root) const {
@@ -234,7 +259,8 @@ Work Communicator::scatter(const at::Tensor& output, const Tensors& inputs, int 
 }
 
 Work Communicator::all_to_all(const Tensors& outputs, const Tensors& inputs) const {
-  return backend_->issue(Builder(*backend_, OpKind::AllToAll).inputs(inputs).outputs(outputs).build());
+  return backend_->issue(
+      Builder(*backend_, OpKind::AllToAll).inputs(inputs).outputs(outputs).build());
 }
 
 Work Communicator::send(const at::Tensor& tensor, int to) const {

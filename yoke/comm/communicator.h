@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// The contract that every backend keeps. A Communicator is one rank's end of a group of ranks: a small
-// copyable handle.
+// The contract that every backend keeps. A Communicator is one rank's end of a group of ranks: a
+// small copyable handle.
 //
-// Collective: the members of a group call the collectives in the same order, with arguments that fit
-// together; ranks that disagree all get one error that names both sides. Collectives of a group take
-// effect in the order they were called, as do the messages of one sender to one receiver; anything
-// else is ordered by wait(). Sums are made in rank order, so every rank gets the same bits, every time.
-// Every wait has the deadline of its world. A rank that fails, leaves early or misses a deadline ends
-// the world: its peers wake at once with an error that names it, and every later call throws the same.
-// Threads: one thread at a time per rank; abort() from any thread.
-// CUDA: an operation starts when the caller's current stream reaches it, and nothing waits on the host.
+// Collective: the members of a group call the collectives in the same order, with arguments that
+// fit together; ranks that disagree all get one error that names both sides. Collectives of a group
+// take effect in the order they were called, as do the messages of one sender to one receiver;
+// anything else is ordered by wait(). Sums are made in rank order, so every rank gets the same
+// bits, every time. Every wait has the deadline of its world. A rank that fails, leaves early or
+// misses a deadline ends the world: its peers wake at once with an error that names it, and every
+// later call throws the same. Threads: one thread at a time per rank; abort() from any thread.
+// CUDA: an operation starts when the caller's current stream reaches it. Nothing waits on the host
+// for a peer inside backward.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -41,7 +42,7 @@ class Backend {
   virtual int size() const = 0;
   virtual const std::string& name() const = 0;
   virtual Work issue(Operation operation) = 0;
-  virtual Work issue_group(std::vector<Operation> messages) = 0;  // sends and recvs, as one
+  virtual Work issue_group(std::vector<Operation> messages) = 0;   // sends and recvs, as one
   virtual std::shared_ptr<Backend> split(int color, int key) = 0;  // null for a negative color
   virtual void abort(const std::string& reason) = 0;
   virtual at::Tensor allocate(at::IntArrayRef sizes, const at::TensorOptions& options) = 0;
@@ -76,10 +77,13 @@ class Communicator {
   // In place on the root; the others' tensors are only read.
   Work reduce(const at::Tensor& tensor, int root, ReduceOp op = ReduceOp::Sum) const;
 
-  // `output` holds every rank's `input` one after the other. The input may be its own place in there.
+  // `output` holds every rank's `input` one after the other. The input may be its own place in
+  // there.
   Work all_gather(const at::Tensor& output, const at::Tensor& input) const;
-  // Rank r's part of `input` (one size()-th of it), reduced over the ranks, lands in rank r's `output`.
-  Work reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op = ReduceOp::Sum) const;
+  // Rank r's part of `input` (one size()-th of it), reduced over the ranks, lands in rank r's
+  // `output`.
+  Work reduce_scatter(const at::Tensor& output, const at::Tensor& input,
+                      ReduceOp op = ReduceOp::Sum) const;
 
   // The same for pieces of any sizes, one for each rank; empty ones too.
   Work all_gather(const std::vector<at::Tensor>& outputs, const at::Tensor& input) const;
@@ -89,7 +93,8 @@ class Communicator {
   Work gather(const std::vector<at::Tensor>& outputs, const at::Tensor& input, int root) const;
   Work scatter(const at::Tensor& output, const std::vector<at::Tensor>& inputs, int root) const;
   // outputs[s] on rank r gets inputs[r] of rank s.
-  Work all_to_all(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs) const;
+  Work all_to_all(const std::vector<at::Tensor>& outputs,
+                  const std::vector<at::Tensor>& inputs) const;
 
   // A send is done when its receiver has the data.
   Work send(const at::Tensor& tensor, int to) const;

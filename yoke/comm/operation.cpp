@@ -8,12 +8,14 @@ namespace {
 
 std::string shape_text(const at::Tensor& tensor) {
   std::string text = "[";
-  for (const auto size : tensor.sizes()) text += (text.size() > 1 ? ", " : "") + std::to_string(size);
+  for (const auto size : tensor.sizes())
+    text += (text.size() > 1 ? ", " : "") + std::to_string(size);
   return text + "]";
 }
 
 std::string type_text(const at::Tensor& tensor) {
-  const std::string name(c10::getDtypeNames(tensor.scalar_type()).first);  // as Python says it: float32
+  const std::string name(
+      c10::getDtypeNames(tensor.scalar_type()).first);  // as Python says it: float32
   return tensor.is_cpu() ? name : cat(tensor.device().type(), " ", name);
 }
 
@@ -26,29 +28,46 @@ int64_t numel_at(const std::vector<at::Tensor>& pieces, int rank) {
 
 const char* to_string(ReduceOp op) {
   switch (op) {
-    case ReduceOp::Sum: return "sum";
-    case ReduceOp::Mean: return "mean";
-    case ReduceOp::Min: return "min";
-    case ReduceOp::Max: return "max";
-    case ReduceOp::Product: return "product";
+    case ReduceOp::Sum:
+      return "sum";
+    case ReduceOp::Mean:
+      return "mean";
+    case ReduceOp::Min:
+      return "min";
+    case ReduceOp::Max:
+      return "max";
+    case ReduceOp::Product:
+      return "product";
   }
   return "unknown";
 }
 
 const char* to_string(OpKind kind) {
   switch (kind) {
-    case OpKind::AllReduce: return "all_reduce";
-    case OpKind::AllGather: return "all_gather";
-    case OpKind::ReduceScatter: return "reduce_scatter";
-    case OpKind::Broadcast: return "broadcast";
-    case OpKind::Reduce: return "reduce";
-    case OpKind::Gather: return "gather";
-    case OpKind::Scatter: return "scatter";
-    case OpKind::AllToAll: return "all_to_all";
-    case OpKind::Barrier: return "barrier";
-    case OpKind::Split: return "split";
-    case OpKind::Send: return "send";
-    case OpKind::Recv: return "recv";
+    case OpKind::AllReduce:
+      return "all_reduce";
+    case OpKind::AllGather:
+      return "all_gather";
+    case OpKind::ReduceScatter:
+      return "reduce_scatter";
+    case OpKind::Broadcast:
+      return "broadcast";
+    case OpKind::Reduce:
+      return "reduce";
+    case OpKind::Gather:
+      return "gather";
+    case OpKind::Scatter:
+      return "scatter";
+    case OpKind::AllToAll:
+      return "all_to_all";
+    case OpKind::Barrier:
+      return "barrier";
+    case OpKind::Split:
+      return "split";
+    case OpKind::Send:
+      return "send";
+    case OpKind::Recv:
+      return "recv";
   }
   return "unknown";
 }
@@ -67,7 +86,8 @@ const at::Tensor& Operation::subject() const {
 
 uint64_t Operation::bytes() const {
   uint64_t sum = 0;
-  for (const auto& tensor : inputs.size() > outputs.size() ? inputs : outputs) sum += tensor.nbytes();
+  for (const auto& tensor : inputs.size() > outputs.size() ? inputs : outputs)
+    sum += tensor.nbytes();
   return sum;
 }
 
@@ -77,7 +97,8 @@ std::string Operation::text() const {
   if (reduce) text += cat(to_string(*reduce), ", ");
   const auto& pieces = inputs.size() > outputs.size() ? inputs : outputs;
   if (subject().defined()) text += type_text(subject()) + " ";
-  for (const auto& piece : pieces) text += shape_text(piece) + (&piece == &pieces.back() ? "" : " ");
+  for (const auto& piece : pieces)
+    text += shape_text(piece) + (&piece == &pieces.back() ? "" : " ");
   if (pieces.size() > 1 || kind == OpKind::AllGather || kind == OpKind::Gather)
     for (const auto& tensor : &pieces == &inputs ? outputs : inputs)
       text += cat(&pieces == &inputs ? " to " : " from ", shape_text(tensor));
@@ -88,7 +109,8 @@ std::string Operation::text() const {
   return text + ")";
 }
 
-std::optional<std::string> mismatch(const Operation& a, int rank_a, const Operation& b, int rank_b) {
+std::optional<std::string> mismatch(const Operation& a, int rank_a, const Operation& b,
+                                    int rank_b) {
   if (a.kind != b.kind) return "the operations differ";
   if (a.reduce != b.reduce) return "the reductions differ";
   if (a.rooted() && a.root != b.root) return "the roots differ";
@@ -96,14 +118,16 @@ std::optional<std::string> mismatch(const Operation& a, int rank_a, const Operat
   if (!x.defined() || !y.defined()) return std::nullopt;
   if (x.scalar_type() != y.scalar_type()) return "the dtypes differ";
   if (x.device().type() != y.device().type()) return "the devices differ";
-  const bool same_shape = a.kind == OpKind::AllReduce || a.kind == OpKind::Broadcast || a.kind == OpKind::Reduce;
+  const bool same_shape =
+      a.kind == OpKind::AllReduce || a.kind == OpKind::Broadcast || a.kind == OpKind::Reduce;
   if (same_shape && x.sizes() != y.sizes()) return "the shapes differ";
   // Where pieces are told apart, what one rank gives must be what the other expects from it.
   auto agree = [](const Operation& from, int rank_from, const Operation& to, int rank_to) {
     return from.inputs.empty() || to.outputs.empty() ||
            numel_at(from.inputs, rank_to) == numel_at(to.outputs, rank_from);
   };
-  if (!same_shape && (!agree(a, rank_a, b, rank_b) || !agree(b, rank_b, a, rank_a))) return "the sizes differ";
+  if (!same_shape && (!agree(a, rank_a, b, rank_b) || !agree(b, rank_b, a, rank_a)))
+    return "the sizes differ";
   // Reductions of pieces: every rank gives the same number of elements for each target.
   if (a.kind == OpKind::ReduceScatter)
     for (size_t i = 0; i < a.inputs.size(); ++i)

@@ -15,8 +15,18 @@ namespace yoke::comm {
 enum class ReduceOp { Sum, Mean, Min, Max, Product };
 
 enum class OpKind {
-  AllReduce, AllGather, ReduceScatter, Broadcast, Reduce, Gather, Scatter, AllToAll, Barrier, Split,
-  Send, Recv
+  AllReduce,
+  AllGather,
+  ReduceScatter,
+  Broadcast,
+  Reduce,
+  Gather,
+  Scatter,
+  AllToAll,
+  Barrier,
+  Split,
+  Send,
+  Recv
 };
 
 const char* to_string(ReduceOp op);
@@ -40,7 +50,8 @@ struct Operation {
 
   bool rooted() const;
   bool point_to_point() const { return kind == OpKind::Send || kind == OpKind::Recv; }
-  // The tensor that stands for the operation in its signature: shape, dtype, device. May be undefined.
+  // The tensor that stands for the operation in its signature: shape, dtype, device. May be
+  // undefined.
   const at::Tensor& subject() const;
   uint64_t bytes() const;
   // "all_reduce(sum, float32 [4, 2])": how the call reads in an error message.

@@ -2,6 +2,7 @@
 #include "yoke/comm/run_ranks.h"
 
 #include <ATen/Parallel.h>
+#include <sched.h>
 
 #include <algorithm>
 #include <exception>
@@ -16,6 +17,19 @@ namespace {
 
 // More ranks than this are not listed one by one in an error.
 constexpr size_t kMaxListed = 8;
+
+// Ties the calling thread, and the threads it will start, to the rank's part of the allowed cores.
+void pin_to_cores(int rank, int num_ranks) {
+  cpu_set_t allowed;
+  if (sched_getaffinity(0, sizeof allowed, &allowed) != 0 || CPU_COUNT(&allowed) < num_ranks)
+    return;
+  const int each = CPU_COUNT(&allowed) / num_ranks;
+  cpu_set_t mine;
+  CPU_ZERO(&mine);
+  for (int cpu = 0, place = 0; cpu < CPU_SETSIZE; ++cpu)
+    if (CPU_ISSET(cpu, &allowed) && place++ / each == rank) CPU_SET(cpu, &mine);
+  sched_setaffinity(0, sizeof mine, &mine);
+}
 
 void fail_as(World& world, int rank, const std::exception_ptr& error) {
   try {
@@ -33,23 +47,29 @@ void fail_as(World& world, int rank, const std::exception_ptr& error) {
 
 // The first failure as the caller of run_ranks hears of it.
 Error report(const World::Failure& failure) {
-  std::string text = failure.rank < 0 ? failure.what : cat("rank ", failure.rank, " failed: ", failure.what);
+  std::string text =
+      failure.rank < 0 ? failure.what : cat("rank ", failure.rank, " failed: ", failure.what);
   if (!failure.others.empty()) {
     const size_t listed = std::min(kMaxListed, failure.others.size());
-    text += "\n  meanwhile " + join({failure.others.begin(), failure.others.begin() + long(listed)}, "\n            ");
-    if (listed < failure.others.size()) text += cat("\n            and ", failure.others.size() - listed, " more");
+    text += "\n  meanwhile " +
+            join({failure.others.begin(), failure.others.begin() + long(listed)}, "\n            ");
+    if (listed < failure.others.size())
+      text += cat("\n            and ", failure.others.size() - listed, " more");
   }
   return Error(failure.kind, text);
 }
 
 }  // namespace
 
-void run_ranks(int num_ranks, const std::function<void(Communicator&)>& run, const RunOptions& options) {
+void run_ranks(int num_ranks, const std::function<void(Communicator&)>& run,
+               const RunOptions& options) {
   if (num_ranks < 1) fail(Kind::Usage, "a run needs at least 1 rank, got ", num_ranks);
   if (!options.devices.empty() && int(options.devices.size()) != num_ranks)
-    fail(Kind::Usage, num_ranks, " ranks need ", num_ranks, " devices, got ", options.devices.size());
+    fail(Kind::Usage, num_ranks, " ranks need ", num_ranks, " devices, got ",
+         options.devices.size());
   const int cores = std::max(1, int(std::thread::hardware_concurrency()));
-  const int threads = options.threads_per_rank > 0 ? options.threads_per_rank : std::max(1, cores / num_ranks);
+  const int threads =
+      options.threads_per_rank > 0 ? options.threads_per_rank : std::max(1, cores / num_ranks);
 
   const auto world = std::make_shared<World>(num_ranks, options.world);
   if (options.on_world) options.on_world(world);
@@ -58,6 +78,7 @@ void run_ranks(int num_ranks, const std::function<void(Communicator&)>& run, con
   auto rank_main = [&](int rank) {
     const auto me = size_t(rank);
     try {
+      if (options.pin) pin_to_cores(rank, num_ranks);
       // Without the first call, a thread takes the last number that any thread has set.
       at::get_num_threads();
       at::set_num_threads(threads);

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runs a function on n ranks, each a thread of this process, over the local backend. The CPU ranks
-// divide the cores among them; a rank with a CUDA device has it as its current device, with a stream of
-// its own as the current stream. The first rank that fails ends the world: its peers wake at once, and
-// when all have returned run_ranks throws that rank's error, with what the others were doing.
+// divide the cores among them; a rank with a CUDA device has it as its current device, with a
+// stream of its own as the current stream. The first rank that fails ends the world: its peers wake
+// at once, and when all have returned run_ranks throws that rank's error, with what the others were
+// doing.
 #pragma once
 
 #include <functional>
@@ -18,10 +19,12 @@ struct RunOptions {
   WorldOptions world = {};
   std::vector<topo::Device> devices = {};  // one for each rank; empty: all on the CPU
   int threads_per_rank = 0;                // of LibTorch; 0: the cores divided by the ranks
+  bool pin = false;  // keep each rank on cores of its own, where there are enough for all
   // Given the world before the first rank starts, for those who want to see its flight recorder.
   std::function<void(std::shared_ptr<World>)> on_world = nullptr;
 };
 
-void run_ranks(int num_ranks, const std::function<void(Communicator&)>& run, const RunOptions& options = {});
+void run_ranks(int num_ranks, const std::function<void(Communicator&)>& run,
+               const RunOptions& options = {});
 
 }  // namespace yoke::comm

@@ -33,7 +33,8 @@ class MemoryStore final : public Store {
       MutexLock lock(mutex_);
       std::string& value = values_[key];
       const auto old = value.empty() ? std::optional<int64_t>(0) : parse_int(value);
-      if (!old) fail(Kind::Usage, "cannot add to '", key, "' in the store: '", value, "' is not a number");
+      if (!old)
+        fail(Kind::Usage, "cannot add to '", key, "' in the store: '", value, "' is not a number");
       sum += *old;
       value = std::to_string(sum);
     }

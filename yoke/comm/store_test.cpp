@@ -81,7 +81,8 @@ TEST(TcpStore, APortInUseIsOneClearError) {
     FAIL();
   } catch (const Error& error) {
     EXPECT_EQ(error.kind(), Kind::Io);
-    EXPECT_NE(std::string(error.what()).find("0 for any free one"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("0 for any free one"), std::string::npos)
+        << error.what();
   }
 }
 
@@ -92,6 +93,7 @@ TEST(TcpStore, AnAbsentServerIsNamedWithinTheDeadline) {
     connect_tcp_store("127.0.0.1", port, 500ms);
     FAIL();
   } catch (const Error& error) {
-    EXPECT_NE(std::string(error.what()).find("127.0.0.1:" + std::to_string(port)), std::string::npos);
+    EXPECT_NE(std::string(error.what()).find("127.0.0.1:" + std::to_string(port)),
+              std::string::npos);
   }
 }

@@ -65,8 +65,8 @@ std::shared_ptr<Store> connect_tcp_store(const std::string& host, uint16_t port,
   try {
     return std::make_shared<TorchTcpStore>(host, port, false, timeout);
   } catch (const c10::Error& error) {
-    fail(Kind::Comm, "cannot reach the store at ", host, ":", port, " within ", duration_text(timeout), ": ",
-         error.what_without_backtrace());
+    fail(Kind::Comm, "cannot reach the store at ", host, ":", port, " within ",
+         duration_text(timeout), ": ", error.what_without_backtrace());
   }
 }
 

@@ -25,6 +25,8 @@ class AllWork final : public Work::Impl {
 
 }  // namespace
 
-Work Work::all(std::vector<Work> parts) { return Work(std::make_shared<AllWork>(std::move(parts))); }
+Work Work::all(std::vector<Work> parts) {
+  return Work(std::make_shared<AllWork>(std::move(parts)));
+}
 
 }  // namespace yoke::comm

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an operation of a Communicator returns: a copyable handle on something in flight. Dropping it
-// does not cancel the operation; the tensors stay alive until the operation is over.
+// What an operation of a Communicator returns: a copyable handle on something in flight. Dropping
+// it does not cancel the operation; the tensors stay alive until the operation is over.
 #pragma once
 
 #include <memory>
@@ -25,7 +25,8 @@ class Work {
   static Work all(std::vector<Work> parts);
 
   // CPU tensors: blocks until the result is there. CUDA tensors: makes the current stream wait for
-  // the result and returns. Rethrows what went wrong.
+  // the result and returns; outside backward, when every rank has issued the operation. Rethrows
+  // what went wrong.
   void wait() const {
     if (impl_) impl_->wait();
   }

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the ranks of one run share, whatever groups they form: the deadline of every wait, the flight
-// recorder, and the first failure. A failure anywhere ends the whole world, because a rank that is
-// gone from one group is missing in all of them.
-// Threads: all.
+// What the ranks of one run share, whatever groups they form: the deadline of every wait, the
+// flight recorder, and the first failure. A failure anywhere ends the whole world, because a rank
+// that is gone from one group is missing in all of them. Threads: all.
 #pragma once
 
 #include <atomic>
@@ -39,7 +38,8 @@ class World {
   observe::FlightRecorder& flights() { return flights_; }
   uint32_t next_group_id() { return next_group_++; }
 
-  // The first call wins and wakes every wait; later ones change nothing. rank -1: nobody in particular.
+  // The first call wins and wakes every wait; later ones change nothing. rank -1: nobody in
+  // particular.
   void fail(int rank, Kind kind, const std::string& what);
   bool failed() const { return failed_.load(std::memory_order_acquire); }
   // Throws the first failure, if there is one, as `rank` should hear of it.

@@ -56,6 +56,13 @@ TEST(Http, GetGivesTheHandlersBodyWithItsLength) {
             "Connection: close\r\n\r\nsteps 3\n");
 }
 
+TEST(Http, AnswerEndsWithoutWaitingForTheClientsEnd) {
+  const HttpServer server = start();
+  const Time begin = SteadyClock().now();
+  for (int i = 0; i < 5; ++i) answer(server, get("/metrics"));
+  EXPECT_LT(SteadyClock().now() - begin, 4s);  // the server lingers a second for each
+}
+
 TEST(Http, HeadGivesTheLengthWithoutTheBody) {
   const HttpServer server = start();
   const auto text =

@@ -26,7 +26,7 @@ class LookupTime {
     retrans_ = _res.retrans;
     const auto left = std::chrono::floor<std::chrono::seconds>(deadline - SteadyClock().now());
     const int64_t each = left.count() / std::max(1, _res.nscount);  // servers are asked in turn
-    _res.retrans = int(std::clamp<int64_t>(each, 1, retrans_));
+    _res.retrans = int(std::clamp<int64_t>(each, 1, std::max(1, retrans_)));
   }
   ~LookupTime() {
     _res.retry = retry_;

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "yoke/topo/device.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "yoke/base/error.h"
 #include "yoke/base/text.h"
 #include "yoke/topo/host.h"

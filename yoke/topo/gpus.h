@@ -41,6 +41,7 @@ GpuScan scan_gpus(const OpenLibrary& open = open_library);
 
 // What is left of a scan under CUDA_VISIBLE_DEVICES, numbered as CUDA then numbers it: indices or
 // (the beginning of) UUIDs, ending at the first that is unknown. NVML itself ignores the variable.
+// GPUs of different speeds need CUDA_DEVICE_ORDER=PCI_BUS_ID for the two to number them alike.
 GpuScan visible_gpus(const GpuScan& scan, const std::optional<std::string>& cuda_visible_devices);
 
 const char* to_string(LinkKind kind);  // "NVLink", "PCIe", "PCIe across sockets"

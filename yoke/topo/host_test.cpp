@@ -263,6 +263,8 @@ TEST(Cgroup, TightestOfTheEnclosingGroupsCounts) {
   root.write("proc/self/cgroup", "0::/a/b\n");
   root.write("sys/fs/cgroup/a/cpu.max", "200000 100000\n");
   root.write("sys/fs/cgroup/a/b/cpu.max", "max 100000\n");
+  root.write("sys/fs/cgroup/cpu.max", "300000 100000\n");
+  root.write("sys/fs/cgroup/memory.max", "6000\n");
   root.write("sys/fs/cgroup/a/b/memory.max", "max\n");
   root.write("sys/fs/cgroup/a/memory.max", "5000\n");
   const auto limits = cgroup_limits(root.path());

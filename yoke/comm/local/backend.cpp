@@ -12,7 +12,8 @@ namespace {
 
 class LocalWork final : public Work::Impl {
  public:
-  LocalWork(std::shared_ptr<LocalGroup> group, int rank, std::shared_ptr<Pending> pending, at::Device device)
+  LocalWork(std::shared_ptr<LocalGroup> group, int rank, std::shared_ptr<Pending> pending,
+            at::Device device)
       : group_(std::move(group)), rank_(rank), pending_(std::move(pending)), device_(device) {}
 
   void wait() override {
@@ -33,7 +34,8 @@ class LocalWork final : public Work::Impl {
 
 class LocalBackend final : public Backend {
  public:
-  LocalBackend(std::shared_ptr<LocalGroup> group, int rank) : group_(std::move(group)), rank_(rank) {}
+  LocalBackend(std::shared_ptr<LocalGroup> group, int rank)
+      : group_(std::move(group)), rank_(rank) {}
 
   int rank() const override { return rank_; }
   int size() const override { return group_->size(); }
@@ -42,7 +44,8 @@ class LocalBackend final : public Backend {
   Work issue(Operation operation) override {
     const at::Tensor& subject = operation.subject();
     const at::Device device = subject.defined() ? subject.device() : at::Device(at::kCPU);
-    return Work(std::make_shared<LocalWork>(group_, rank_, group_->post(rank_, std::move(operation)), device));
+    return Work(std::make_shared<LocalWork>(group_, rank_,
+                                            group_->post(rank_, std::move(operation)), device));
   }
 
   // Posting never blocks, so messages posted one after the other cannot hold each other up.
@@ -58,7 +61,8 @@ class LocalBackend final : public Backend {
   }
 
   void abort(const std::string& reason) override {
-    group_->world().fail(-1, Kind::Comm, cat("aborted by rank ", group_->world_rank(rank_), ": ", reason));
+    group_->world().fail(-1, Kind::Comm,
+                         cat("aborted by rank ", group_->world_rank(rank_), ": ", reason));
   }
 
   at::Tensor allocate(at::IntArrayRef sizes, const at::TensorOptions& options) override {
@@ -66,8 +70,12 @@ class LocalBackend final : public Backend {
   }
 
   Capabilities capabilities() const override {
-    return {.backend = "local", .cpu = true, .cuda = cuda_available(), .checks_before_data_moves = true,
-            .sums_in_rank_order = true, .abort_wakes_peers = true};
+    return {.backend = "local",
+            .cpu = true,
+            .cuda = cuda_available(),
+            .checks_before_data_moves = true,
+            .sums_in_rank_order = true,
+            .abort_wakes_peers = true};
   }
 
  private:

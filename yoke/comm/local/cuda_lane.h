@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CUDA half of the local backend. A lane carries one ordered sequence of operations, numbered 1, 2,
-// 3 …; the host thread that finds an operation complete enqueues all of it, on streams of the lane's
-// own. Ranks that came earlier have let their streams wait for a counter in pinned memory, which the
-// lane's stream raises when the operation is over: no host thread ever waits for a peer.
+// The CUDA half of the local backend. A lane carries one ordered sequence of operations, numbered
+// 1, 2, 3 …; the host thread that finds an operation complete enqueues all of it, on streams of the
+// lane's own. Ranks that came earlier have let their streams wait for a counter in pinned memory,
+// which the lane's stream raises when the operation is over: no host thread ever waits for a peer.
 // Threads: launch() by one thread at a time and in order; the rest from any thread.
 // A build without CUDA has no_cuda_lane.cpp instead, where cuda_available() is false.
 #pragma once

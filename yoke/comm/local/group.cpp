@@ -66,7 +66,7 @@ std::shared_ptr<Collective> LocalGroup::post_collective(int rank, Operation part
       op->sequence = sequence;
       op->first = rank;
       op->missing = members_;
-      op->text = cat(to_string(part.kind), " #", sequence, " on ", name_);
+      op->kind = part.kind;
       op->on_cuda = on_cuda;
       if (on_cuda) {
         if (!lane_) lane_ = std::make_unique<CudaLane>();
@@ -77,14 +77,18 @@ std::shared_ptr<Collective> LocalGroup::post_collective(int rank, Operation part
       queue_.push_back(op);
     }
     op = queue_[place];
-    op->tickets[me] = world_->flights().post(
-        world_rank(rank), {.kind = to_string(part.kind), .group = id_, .sequence = sequence, .bytes = part.bytes(), .peer = part.root});
+    op->tickets[me] = world_->flights().post(world_rank(rank), {.kind = to_string(part.kind),
+                                                                .group = id_,
+                                                                .sequence = sequence,
+                                                                .bytes = part.bytes(),
+                                                                .peer = part.root});
     for (int other = 0; other < size() && conflict.empty(); ++other) {
       const bool came = !std::ranges::count(op->missing, world_rank(other));
       if (!came) continue;
       if (const auto reason = mismatch(op->parts[size_t(other)], other, part, rank))
-        conflict = cat(*reason, ": rank ", world_rank(rank), " called ", part.text(), ", rank ", world_rank(other),
-                       " called ", op->parts[size_t(other)].text(), ", both as operation #", sequence, " on ", name_,
+        conflict = cat(*reason, ": rank ", world_rank(rank), " called ", part.text(), ", rank ",
+                       world_rank(other), " called ", op->parts[size_t(other)].text(),
+                       ", both as operation #", sequence, " on ", name_,
                        "; every rank must make the same calls in the same order");
     }
     if (conflict.empty()) {
@@ -128,11 +132,12 @@ bool LocalGroup::help(int rank, bool steal) {
       start(*op);
     } catch (const std::exception& error) {
       op->stage.store(Stage::Open, std::memory_order_release);  // nobody shall count on it any more
-      call_off(rank, Kind::Comm, cat(op->text, " could not start: ", error.what()));
+      call_off(rank, Kind::Comm,
+               cat(op->text(), " on ", name_, " could not start: ", error.what()));
     }
     op->items_left.store(op->items.size(), std::memory_order_relaxed);
     op->stage.store(Stage::Running, std::memory_order_release);
-    claimable_.store(op->items.size(), std::memory_order_release);
+    claimable_.store(int(op->num_shares()), std::memory_order_release);
     if (op->items.size() == 0) {
       finish(*op);
       return true;
@@ -147,7 +152,7 @@ bool LocalGroup::help(int rank, bool steal) {
     while (share.next.load(std::memory_order_relaxed) < share.end) {
       const int64_t item = share.next.fetch_add(1, std::memory_order_relaxed);
       if (item >= share.end) break;
-      claimable_.fetch_sub(1, std::memory_order_relaxed);
+      if (item + 1 == share.end) claimable_.fetch_sub(1, std::memory_order_relaxed);
       op->items.run(item);
       ++ran;
     }

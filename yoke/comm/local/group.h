@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The engine of the local backend: what the rank threads of one group share. Collectives form a queue;
-// the one at its head runs as soon as every rank has posted it. There are no helper threads: its items
-// are claimed by the ranks that post or wait, each its own share first, and a rank that waits also
-// takes what a busy peer has left undone. Messages are copied by whichever side comes second.
-// CUDA tensors go through a CudaLane: the last rank to come enqueues the whole operation.
+// The engine of the local backend: what the rank threads of one group share. Collectives form a
+// queue; the one at its head runs as soon as every rank has posted it. There are no helper threads:
+// its items are claimed by the ranks that post or wait, each its own share first, and a rank that
+// waits also takes what a busy peer has left undone. Messages are copied by whichever side comes
+// second. CUDA tensors go through a CudaLane: the last rank to come enqueues the whole operation.
 // Threads: all ranks.
 #pragma once
 
@@ -33,8 +33,9 @@ class LocalGroup {
   int world_rank(int rank) const { return members_[size_t(rank)]; }
 
   std::shared_ptr<Pending> post(int rank, Operation part);
-  // Blocks the host until it is over, helping meanwhile.
-  void wait(int rank, const Pending& pending);
+  // Blocks the host until it is over (CUDA: or only enqueued), helping meanwhile.
+  enum class Until { Enqueued, Over };
+  void wait(int rank, const Pending& pending, Until until = Until::Over);
   // CUDA: makes the caller's current stream wait until it is over.
   void stream_wait(int rank, const Pending& pending, at::Device device);
   // The group of those who gave the same color, and this rank's number in it.
@@ -78,10 +79,12 @@ class LocalGroup {
   const std::string name_;
   const std::vector<int> members_;  // world ranks
   const uint32_t id_;
-  EventCount changed_;
   std::shared_ptr<void> wake_token_;
-  std::atomic<int64_t> claimable_{0};  // unclaimed items of the head; 1 when it is yet to be started
-  Mutex mutex_;
+  // On cache lines of their own: those who wait read them without end.
+  alignas(64) EventCount changed_;
+  alignas(64) std::atomic<int> claimable_{
+      0};  // shares of the head with items left; 1 before its start
+  alignas(64) Mutex mutex_;
   uint64_t completed_ YOKE_GUARDED_BY(mutex_) = 0;        // collectives that have left the queue
   std::vector<uint64_t> posted_ YOKE_GUARDED_BY(mutex_);  // collectives, by rank
   std::deque<std::shared_ptr<Collective>> queue_ YOKE_GUARDED_BY(mutex_);

@@ -25,7 +25,9 @@ std::vector<Job> jobs_of(const std::vector<Operation>& parts) {
   std::vector<Job> jobs;
   auto add = [&jobs](Job job) {
     if (job.sources.size() == 1)
-      std::erase_if(job.targets, [&](const at::Tensor& t) { return t.const_data_ptr() == job.sources[0].const_data_ptr(); });
+      std::erase_if(job.targets, [&](const at::Tensor& t) {
+        return t.const_data_ptr() == job.sources[0].const_data_ptr();
+      });
     if (job.sources[0].numel() > 0 && !job.targets.empty()) jobs.push_back(std::move(job));
   };
   auto all_inputs = [&](size_t target) {
@@ -49,10 +51,12 @@ std::vector<Job> jobs_of(const std::vector<Operation>& parts) {
       break;
     case OpKind::AllGather:
     case OpKind::Gather:
-      for (size_t source = 0; source < n; ++source) add({{parts[source].inputs[0]}, all_outputs(source)});
+      for (size_t source = 0; source < n; ++source)
+        add({{parts[source].inputs[0]}, all_outputs(source)});
       break;
     case OpKind::ReduceScatter:
-      for (size_t target = 0; target < n; ++target) add({all_inputs(target), {parts[target].outputs[0]}});
+      for (size_t target = 0; target < n; ++target)
+        add({all_inputs(target), {parts[target].outputs[0]}});
       break;
     case OpKind::Scatter:
       for (size_t target = 0; target < n; ++target)
@@ -91,7 +95,8 @@ void CpuItems::run(int64_t item) const {
   const Span& span = *(after - 1);
   const int64_t begin = (item - span.first_item) * elements_per_item_;
   const int64_t end = std::min(span.count, begin + elements_per_item_);
-  if (kernel_ != nullptr && span.sources.size() > 1) return kernel_(span.sources, span.targets, begin, end);
+  if (kernel_ != nullptr && span.sources.size() > 1)
+    return kernel_(span.sources, span.targets, begin, end);
   for (void* target : span.targets)
     std::memcpy(static_cast<char*>(target) + begin * element_bytes_,
                 static_cast<const char*>(span.sources[0]) + begin * element_bytes_,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every collective is a list of jobs: fold some sources, in rank order, into some targets (one source:
-// copy it). Jobs of one operation touch disjoint targets, and no target is another job's source, so
-// they can be cut into items and run by any rank in any order with the same result.
+// Every collective is a list of jobs: fold some sources, in rank order, into some targets (one
+// source: copy it). Jobs of one operation touch disjoint targets, and no target is another job's
+// source, so they can be cut into items and run by any rank in any order with the same result.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Point to point inside a LocalGroup: the n-th send of one rank to another meets the n-th recv there.
+// Point to point inside a LocalGroup: the n-th send of one rank to another meets the n-th recv
+// there.
 #include "yoke/comm/local/group.h"
 
 namespace yoke::comm {
@@ -9,7 +10,9 @@ std::shared_ptr<Message> LocalGroup::post_message(int rank, Operation part) {
   const int peer = part.root;
   const bool on_cuda = part.subject().is_cuda();
   auto mine = std::make_shared<Message>(std::move(part));
+  mine->kind = mine->part.kind;
   mine->rank = rank;
+  mine->peer = world_rank(peer);
   mine->missing = {world_rank(peer)};
   mine->on_cuda = on_cuda;
   if (on_cuda) mine->mark = cuda_mark(mine->part.subject().device());
@@ -20,9 +23,12 @@ std::shared_ptr<Message> LocalGroup::post_message(int rank, Operation part) {
     collect();
     Channel& channel = channels_[sends ? std::pair(rank, peer) : std::pair(peer, rank)];
     const uint64_t sequence = sends ? channel.num_sends++ : channel.num_recvs++;
-    mine->text = cat(sends ? "send #" : "recv #", sequence, sends ? " to rank " : " from rank ", world_rank(peer), " on ", name_);
-    mine->ticket = world_->flights().post(
-        world_rank(rank), {.kind = to_string(mine->part.kind), .group = id_, .sequence = sequence, .bytes = mine->part.bytes(), .peer = peer});
+    mine->sequence = sequence;
+    mine->ticket = world_->flights().post(world_rank(rank), {.kind = to_string(mine->part.kind),
+                                                             .group = id_,
+                                                             .sequence = sequence,
+                                                             .bytes = mine->part.bytes(),
+                                                             .peer = peer});
     if (on_cuda) {
       if (!channel.lane) channel.lane = std::make_unique<CudaLane>();
       mine->lane = channel.lane.get();
@@ -36,13 +42,14 @@ std::shared_ptr<Message> LocalGroup::post_message(int rank, Operation part) {
       other = std::move(partners.front());
       partners.pop_front();
       const at::Tensor &a = mine->part.subject(), &b = other->part.subject();
-      const char* reason = a.scalar_type() != b.scalar_type()         ? "the dtypes differ"
+      const char* reason = a.scalar_type() != b.scalar_type()       ? "the dtypes differ"
                            : a.device().type() != b.device().type() ? "the devices differ"
                            : a.numel() != b.numel()                 ? "the sizes differ"
                                                                     : nullptr;
       if (reason != nullptr)
-        conflict = cat(reason, ": rank ", world_rank(rank), " called ", mine->part.text(), ", rank ", world_rank(peer),
-                       " called ", other->part.text(), ", both as message #", sequence, " of their pair on ", name_);
+        conflict = cat(reason, ": rank ", world_rank(rank), " called ", mine->part.text(),
+                       ", rank ", world_rank(peer), " called ", other->part.text(),
+                       ", both as message #", sequence, " of their pair on ", name_);
       for (const auto& side : {mine, other}) {
         side->missing.clear();
         if (conflict.empty()) side->stage.store(Pending::Stage::Settled, std::memory_order_release);
@@ -57,10 +64,12 @@ std::shared_ptr<Message> LocalGroup::post_message(int rank, Operation part) {
   return mine;
 }
 
-void LocalGroup::deliver(const std::shared_ptr<Message>& send, const std::shared_ptr<Message>& recv) {
+void LocalGroup::deliver(const std::shared_ptr<Message>& send,
+                         const std::shared_ptr<Message>& recv) {
   const std::vector<Job> jobs{{{send->part.inputs[0]}, {recv->part.outputs[0]}}};
   if (send->on_cuda) {
-    send->launched = send->lane->launch(send->lane_number, {send->part, recv->part}, {send->mark, recv->mark}, jobs);
+    send->launched = send->lane->launch(send->lane_number, {send->part, recv->part},
+                                        {send->mark, recv->mark}, jobs);
     recv->launched = send->launched;
   } else {
     run_copies(send->part.before);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The twin of cuda_lane.cpp in a build without CUDA: Communicator refuses CUDA tensors, so nothing but
-// cuda_available() and, for a rank that asks for a GPU, cuda_enter() can be reached.
+// The twin of cuda_lane.cpp in a build without CUDA: Communicator refuses CUDA tensors, so nothing
+// but cuda_available() and, for a rank that asks for a GPU, cuda_enter() can be reached.
 #include "yoke/base/error.h"
 #include "yoke/comm/local/cuda_lane.h"
 
@@ -13,7 +13,8 @@ struct CudaLane::Impl {};
 
 bool cuda_available() { return false; }
 void cuda_enter(int device) {
-  fail(Kind::Device, "cuda:", device, " was asked for, but this build has no CUDA; build with ./dev build --preset cuda");
+  fail(Kind::Device, "cuda:", device,
+       " was asked for, but this build has no CUDA; build with ./dev build --preset cuda");
 }
 std::shared_ptr<CudaEvent> cuda_mark(at::Device) { unreachable(); }
 void cuda_wait(const CudaEvent&, at::Device) { unreachable(); }

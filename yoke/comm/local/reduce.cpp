@@ -68,8 +68,23 @@ struct Max {
   }
 };
 
+// Two sources, the commonest case by far: one pass, no buffer in between.
 template <typename T, typename Fold, bool kMean>
-void kernel(std::span<const void* const> sources, std::span<void* const> targets, int64_t begin, int64_t end) {
+[[gnu::always_inline]] inline void fold_two(const T* a, const T* b, T* x, T* y, int64_t count) {
+  using Acc = typename Folded<T>::type;
+#pragma GCC ivdep  // targets and sources either coincide or lie apart
+  for (int64_t i = 0; i < count; ++i) {
+    Acc folded = Fold::fold(Acc(a[i]), Acc(b[i]));
+    if constexpr (kMean) folded = folded / Acc(2);
+    x[i] = y[i] = T(folded);
+  }
+}
+
+// Any number of sources and targets, through a block that stays in the first cache.
+template <typename T, typename Fold, bool kMean>
+[[gnu::always_inline]] inline void fold_many(std::span<const void* const> sources,
+                                             std::span<void* const> targets, int64_t begin,
+                                             int64_t end) {
   using Acc = typename Folded<T>::type;
   constexpr int64_t kBlock = 4096 / sizeof(Acc);
   alignas(64) Acc folded[kBlock];
@@ -77,45 +92,73 @@ void kernel(std::span<const void* const> sources, std::span<void* const> targets
   for (int64_t at = begin; at < end; at += kBlock) {
     const int64_t count = std::min(kBlock, end - at);
     const T* first = static_cast<const T*>(sources[0]) + at;
-    if (sources.size() == 1) {
-      for (int64_t i = 0; i < count; ++i) folded[i] = Acc(first[i]);
-    } else {
-      const T* second = static_cast<const T*>(sources[1]) + at;
-      for (int64_t i = 0; i < count; ++i) folded[i] = Fold::fold(Acc(first[i]), Acc(second[i]));
-    }
-    for (size_t s = 2; s < sources.size(); ++s) {
+    for (int64_t i = 0; i < count; ++i) folded[i] = Acc(first[i]);
+    for (size_t s = 1; s < sources.size(); ++s) {
       const T* next = static_cast<const T*>(sources[s]) + at;
       for (int64_t i = 0; i < count; ++i) folded[i] = Fold::fold(folded[i], Acc(next[i]));
     }
-    if constexpr (kMean) {
-      const Acc divisor = Acc(double(sources.size()));
-      for (int64_t i = 0; i < count; ++i) folded[i] = folded[i] / divisor;
-    }
-    const T* result = nullptr;
-    if constexpr (std::is_same_v<T, Acc>) {
-      result = folded;
-    } else {
-      for (int64_t i = 0; i < count; ++i) rounded[i] = T(folded[i]);
-      result = rounded;
-    }
-    for (void* target : targets) std::memcpy(static_cast<T*>(target) + at, result, size_t(count) * sizeof(T));
+    const Acc divisor = Acc(double(kMean ? sources.size() : 1));
+    for (int64_t i = 0; i < count; ++i) rounded[i] = T(kMean ? folded[i] / divisor : folded[i]);
+    for (void* target : targets)
+      std::memcpy(static_cast<T*>(target) + at, rounded, size_t(count) * sizeof(T));
   }
+}
+
+template <typename T, typename Fold, bool kMean>
+[[gnu::always_inline]] inline void fold_any(std::span<const void* const> sources,
+                                            std::span<void* const> targets, int64_t begin,
+                                            int64_t end) {
+  if (sources.size() == 2 && targets.size() <= 2) {
+    auto source = [&](size_t i) { return static_cast<const T*>(sources[i]) + begin; };
+    auto target = [&](size_t i) { return static_cast<T*>(targets[i]) + begin; };
+    fold_two<T, Fold, kMean>(source(0), source(1), target(0), target(targets.size() - 1),
+                             end - begin);
+  } else {
+    fold_many<T, Fold, kMean>(sources, targets, begin, end);
+  }
+}
+
+template <typename T, typename Fold, bool kMean>
+void kernel_plain(std::span<const void* const> sources, std::span<void* const> targets,
+                  int64_t begin, int64_t end) {
+  fold_any<T, Fold, kMean>(sources, targets, begin, end);
+}
+
+#if defined(__x86_64__)
+template <typename T, typename Fold, bool kMean>
+[[gnu::target("avx2,f16c")]] void kernel_avx2(std::span<const void* const> sources,
+                                              std::span<void* const> targets, int64_t begin,
+                                              int64_t end) {
+  fold_any<T, Fold, kMean>(sources, targets, begin, end);
+}
+#endif
+
+// The same sums on either: element-wise operations do not depend on the width of a vector.
+template <typename T, typename Fold, bool kMean>
+ReduceKernel kernel() {
+#if defined(__x86_64__)
+  static const bool kAvx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
+  if (kAvx2) return kernel_avx2<T, Fold, kMean>;
+#endif
+  return kernel_plain<T, Fold, kMean>;
 }
 
 template <typename T>
 ReduceKernel kernel_for(ReduceOp op) {
   constexpr bool kComplex = c10::is_complex<T>::value;
   switch (op) {
-    case ReduceOp::Sum: return kernel<T, Sum, false>;
-    case ReduceOp::Product: return kernel<T, Product, false>;
+    case ReduceOp::Sum:
+      return kernel<T, Sum, false>();
+    case ReduceOp::Product:
+      return kernel<T, Product, false>();
     case ReduceOp::Mean:
-      if constexpr (!std::is_integral_v<T>) return kernel<T, Sum, true>;
+      if constexpr (!std::is_integral_v<T>) return kernel<T, Sum, true>();
       break;
     case ReduceOp::Min:
-      if constexpr (!kComplex) return kernel<T, Min, false>;
+      if constexpr (!kComplex) return kernel<T, Min, false>();
       break;
     case ReduceOp::Max:
-      if constexpr (!kComplex) return kernel<T, Max, false>;
+      if constexpr (!kComplex) return kernel<T, Max, false>();
       break;
   }
   return nullptr;
@@ -125,22 +168,38 @@ ReduceKernel kernel_for(ReduceOp op) {
 
 ReduceKernel reduce_kernel(at::ScalarType type, ReduceOp op) {
   switch (type) {
-    case at::kBool: return kernel_for<bool>(op);
-    case at::kByte: return kernel_for<uint8_t>(op);
-    case at::kChar: return kernel_for<int8_t>(op);
-    case at::kShort: return kernel_for<int16_t>(op);
-    case at::kInt: return kernel_for<int32_t>(op);
-    case at::kLong: return kernel_for<int64_t>(op);
-    case at::kUInt16: return kernel_for<uint16_t>(op);
-    case at::kUInt32: return kernel_for<uint32_t>(op);
-    case at::kUInt64: return kernel_for<uint64_t>(op);
-    case at::kHalf: return kernel_for<c10::Half>(op);
-    case at::kBFloat16: return kernel_for<c10::BFloat16>(op);
-    case at::kFloat: return kernel_for<float>(op);
-    case at::kDouble: return kernel_for<double>(op);
-    case at::kComplexFloat: return kernel_for<c10::complex<float>>(op);
-    case at::kComplexDouble: return kernel_for<c10::complex<double>>(op);
-    default: return nullptr;
+    case at::kBool:
+      return kernel_for<bool>(op);
+    case at::kByte:
+      return kernel_for<uint8_t>(op);
+    case at::kChar:
+      return kernel_for<int8_t>(op);
+    case at::kShort:
+      return kernel_for<int16_t>(op);
+    case at::kInt:
+      return kernel_for<int32_t>(op);
+    case at::kLong:
+      return kernel_for<int64_t>(op);
+    case at::kUInt16:
+      return kernel_for<uint16_t>(op);
+    case at::kUInt32:
+      return kernel_for<uint32_t>(op);
+    case at::kUInt64:
+      return kernel_for<uint64_t>(op);
+    case at::kHalf:
+      return kernel_for<c10::Half>(op);
+    case at::kBFloat16:
+      return kernel_for<c10::BFloat16>(op);
+    case at::kFloat:
+      return kernel_for<float>(op);
+    case at::kDouble:
+      return kernel_for<double>(op);
+    case at::kComplexFloat:
+      return kernel_for<c10::complex<float>>(op);
+    case at::kComplexDouble:
+      return kernel_for<c10::complex<double>>(op);
+    default:
+      return nullptr;
   }
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Element-wise folds of CPU memory in source order: element i of every target becomes source 0 (op)
-// source 1 (op) … Half types are folded in float and rounded once; min and max pass NaN on. A target
-// may be one of the sources, exactly.
+// source 1 (op) … Half types are folded in float and rounded once; min and max pass NaN on. A
+// target may be one of the sources, exactly.
 #pragma once
 
 #include <ATen/core/ScalarType.h>

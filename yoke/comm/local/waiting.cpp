@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a rank waits inside a LocalGroup: a brief spin, then sleep; never past the deadline, never for a
-// rank that has left, and at once out when the world has failed. CUDA operations, for which no host
-// thread waits, have a watchdog.
+// How a rank waits inside a LocalGroup: a brief spin, then sleep; never past the deadline, never
+// for a rank that has left, and at once out when the world has failed. A watchdog keeps the
+// deadline of CUDA operations for which only a stream waits.
+#include <torch/csrc/autograd/graph_task.h>
+
 #include <algorithm>
 
 #include "yoke/base/text.h"
@@ -12,47 +14,61 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// Longer than a peer needs to come out of a cache miss, shorter than a time slice.
-constexpr Duration kSpin = 50us;
+// Spinning on catches a peer that is about to come; yielding lets one run that shares our core.
+constexpr Duration kSpin = 4us, kYield = 50us;
 constexpr Duration kCudaPoll = 100us;
 constexpr Duration kWatchdogPoll = 20ms;
 
 template <typename News>
-bool spin(Duration how_long, News news) {
-  const Time until = SteadyClock().now() + how_long;
-  do {
-    for (int i = 0; i < 32; ++i) {
+bool linger(bool crowded, News news) {
+  const Time start = SteadyClock().now();
+  Duration waited{0};
+  while (waited < (crowded ? kSpin : kYield)) {
+    for (int i = 0; i < 16; ++i) {
       if (news()) return true;
 #if defined(__x86_64__)
       __builtin_ia32_pause();
 #endif
     }
-  } while (SteadyClock().now() < until);
+    if (crowded || waited > kSpin) std::this_thread::yield();
+    waited = SteadyClock().now() - start;
+  }
   return false;
 }
 
 }  // namespace
 
-void LocalGroup::wait(int rank, const Pending& pending) {
+void LocalGroup::wait(int rank, const Pending& pending, Until until) {
   static const int kCores = int(std::thread::hardware_concurrency());
-  const Duration patience = world_->size() > kCores ? kSpin / 25 : kSpin;
+  const bool crowded = world_->size() > kCores;
   const Time deadline = SteadyClock().now() + world_->timeout();
+  auto reached = [&] { return until == Until::Enqueued ? pending.done() : pending.over(); };
   auto hopeless = [&] { return world_->failed() && !pending.settled(); };
-  auto news = [&] { return pending.over() || claimable_.load(std::memory_order_acquire) > 0 || hopeless(); };
-  while (!pending.over()) {
+  auto news = [&] {
+    return reached() || claimable_.load(std::memory_order_acquire) > 0 || hopeless();
+  };
+  while (!reached()) {
     if (help(rank, /*steal=*/true)) continue;
     if (hopeless()) world_->raise(world_rank(rank));
-    if (spin(patience, news)) continue;
+    if (linger(crowded, news)) continue;
     const uint32_t seen = changed_.key();
     check_missing(rank, pending);
     if (news()) continue;
     const Time now = SteadyClock().now();
-    if (now >= deadline) call_off(rank, Kind::Timeout, cat("rank ", world_rank(rank), " waited ", lateness(pending)));
-    changed_.wait(seen, pending.on_cuda ? std::min(deadline, now + kCudaPoll) : deadline);
+    if (now >= deadline)
+      call_off(rank, Kind::Timeout, cat("rank ", world_rank(rank), " waited ", lateness(pending)));
+    const bool poll = pending.on_cuda && until == Until::Over;  // a stream does not notify
+    changed_.wait(seen, poll ? std::min(deadline, now + kCudaPoll) : deadline);
   }
 }
 
 void LocalGroup::stream_wait(int rank, const Pending& pending, at::Device device) {
+  // Ranks that share a GPU share autograd's thread for it: inside backward the host must not wait
+  // for a peer, so the stream does. Elsewhere the host waits until all have come: a stream that
+  // waits for what nobody has enqueued yet makes any synchronous CUDA call of this process wait
+  // too, the peer's included.
+  const bool inside_backward = torch::autograd::get_current_graph_task_id() != -1;
+  if (!inside_backward) wait(rank, pending, Until::Enqueued);
   if (world_->failed() && !pending.settled()) world_->raise(world_rank(rank));
   if (pending.done())
     cuda_wait(*pending.launched, device);
@@ -69,8 +85,9 @@ void LocalGroup::check_missing(int rank, const Pending& pending) {
   }
   for (const int other : missing)
     if (world_->left(other))
-      call_off(rank, Kind::Comm, cat(pending.text, ": rank ", world_rank(rank), " waits for rank ", other,
-                                     ", which has returned without joining"));
+      call_off(rank, Kind::Comm,
+               cat(pending.text(), " on ", name_, ": rank ", world_rank(rank), " waits for rank ",
+                   other, ", which has returned without joining"));
 }
 
 std::string LocalGroup::lateness(const Pending& pending) {
@@ -86,13 +103,15 @@ std::string LocalGroup::lateness(const Pending& pending) {
     else
       absent += cat(absent.empty() ? "" : "; ", world_->whereabouts(member));
   }
-  return cat(duration_text(world_->timeout()), " (run.timeout_s) for ", pending.text, "; arrived: ",
-             arrived.empty() ? "nobody" : arrived, "; not arrived: ", absent.empty() ? "nobody" : absent);
+  return cat(duration_text(world_->timeout()), " (run.timeout_s) for ", pending.text(), " on ",
+             name_, "; arrived: ", arrived.empty() ? "nobody" : arrived,
+             "; not arrived: ", absent.empty() ? "nobody" : absent);
 }
 
 void LocalGroup::watch(std::shared_ptr<Pending> pending) {
   watched_.push_back({std::move(pending), SteadyClock().now() + world_->timeout()});
-  if (!watchdog_.joinable()) watchdog_ = std::jthread([this](const std::stop_token& stop) { watchdog(stop); });
+  if (!watchdog_.joinable())
+    watchdog_ = std::jthread([this](const std::stop_token& stop) { watchdog(stop); });
 }
 
 void LocalGroup::collect() {
@@ -109,7 +128,8 @@ void LocalGroup::watchdog(const std::stop_token& stop) {
     {
       MutexLock lock(mutex_);
       collect();
-      const auto it = std::ranges::find_if(watched_, [](const Watched& w) { return SteadyClock().now() >= w.deadline; });
+      const auto it = std::ranges::find_if(
+          watched_, [](const Watched& w) { return SteadyClock().now() >= w.deadline; });
       if (it != watched_.end()) late = it->pending;
       // What an operation in flight writes later can undo a release, so it is repeated.
       if (world_->failed()) {

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+// What only CUDA has: operations issued by autograd's thread, and streams that wait where no host
+// does.
+#include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <latch>
+
+#include "yoke/comm/local/cuda_lane.h"
+#include "yoke/comm/run_ranks.h"
+
+using namespace yoke;
+using namespace yoke::comm;
+using namespace std::chrono_literals;
+
+namespace {
+
+class LocalGpu : public testing::TestWithParam<int> {
+ protected:
+  void SetUp() override {
+    if (!cuda_available()) GTEST_SKIP() << "no CUDA in this build or host";
+  }
+  int size() const { return GetParam(); }
+  // All ranks on one GPU, so that they share autograd's thread for it.
+  RunOptions options(Duration timeout = 60s) const {
+    RunOptions run;
+    run.world.timeout = timeout;
+    run.devices.assign(size_t(size()), {topo::DeviceKind::Cuda, 0});
+    return run;
+  }
+};
+
+at::Tensor filled(std::vector<int64_t> sizes, double value) {
+  return at::full(sizes, value, at::device(at::kCUDA).dtype(at::kFloat));
+}
+
+}  // namespace
+
+TEST_P(LocalGpu, GradientsAreReducedFromInsideBackward) {
+  constexpr int kLayers = 6, kSteps = 20;
+  run_ranks(
+      size(),
+      [&](Communicator& comm) {
+        std::vector<at::Tensor> weights;
+        for (int i = 0; i < kLayers; ++i)
+          weights.push_back(
+              (at::eye(64, at::device(at::kCUDA)) * (1 + 0.01 * i)).requires_grad_(true));
+        std::vector<Work> works;
+        std::vector<at::Tensor> reduced(kLayers);
+        for (int i = 0; i < kLayers; ++i)
+          weights[size_t(i)].register_hook([&, i](const at::Tensor& gradient) {
+            reduced[size_t(i)] = gradient.clone();
+            works.push_back(comm.all_reduce(reduced[size_t(i)]));
+          });
+        for (int step = 0; step < kSteps; ++step) {
+          works.clear();
+          const at::Tensor input = filled({8, 64}, comm.rank() + 1);
+          at::Tensor x = input;
+          for (const auto& weight : weights) x = at::matmul(x, weight);
+          const auto own = torch::autograd::grad({x.sum()}, weights);
+          ASSERT_EQ(works.size(), size_t(kLayers));
+          for (const auto& work : works) work.wait();
+          // Gradients are linear in the input, which is (rank + 1) times that of rank 0.
+          const double factor = size() * (size() + 1) / 2.0 / (comm.rank() + 1);
+          for (int i = 0; i < kLayers; ++i)
+            ASSERT_TRUE(at::allclose(reduced[size_t(i)], own[size_t(i)] * factor, 1e-5, 1e-5))
+                << "layer " << i << " step " << step;
+        }
+      },
+      options());
+}
+
+TEST_P(LocalGpu, MessagesPassBetweenBackwardPasses) {
+  run_ranks(
+      size(),
+      [&](Communicator& comm) {
+        const int next = (comm.rank() + 1) % size(), previous = (comm.rank() + size() - 1) % size();
+        at::Tensor weight = filled({32}, comm.rank()).requires_grad_(true);
+        at::Tensor inbox = filled({32}, -1);
+        std::vector<Work> works;
+        weight.register_hook([&](const at::Tensor& gradient) {
+          works.push_back(comm.recv(inbox, previous));
+          works.push_back(comm.send(gradient.clone(), next));
+        });
+        for (int step = 1; step <= 20; ++step) {
+          works.clear();
+          torch::autograd::grad({(weight * double(comm.rank() + step)).sum()}, {weight});
+          for (const auto& work : works) work.wait();
+          ASSERT_TRUE(at::equal(inbox, filled({32}, previous + step)));
+        }
+      },
+      options());
+}
+
+TEST_P(LocalGpu, AStreamThatWaitsForAnAbsentRankIsReleasedAtTheDeadline) {
+  if (size() == 1) GTEST_SKIP() << "needs two ranks";
+  std::latch released(size() - 1);
+  const Time start = SteadyClock().now();
+  try {
+    run_ranks(
+        size(),
+        [&](Communicator& comm) {
+          if (comm.rank() == 1) return released.wait();
+          const std::shared_ptr<void> at_the_end(nullptr, [&](void*) { released.count_down(); });
+          at::Tensor reduced;
+          at::Tensor weight = filled({100}, 1).requires_grad_(true);
+          weight.register_hook([&](const at::Tensor& gradient) {
+            reduced = gradient.clone();
+            comm.all_reduce(reduced).wait();  // returns: only the stream waits
+          });
+          const auto gradients = torch::autograd::grad({(weight * 2).sum()}, {weight});
+          gradients[0].add(1).cpu();  // and so does this, until the watchdog lets the stream go
+          comm.barrier();
+        },
+        options(300ms));
+    FAIL() << "the run should have failed";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), Kind::Timeout);
+    EXPECT_NE(std::string(error.what()).find("not arrived: rank 1"), std::string::npos)
+        << error.what();
+  }
+  EXPECT_LT(SteadyClock().now() - start, 20s);
+}
+
+TEST_P(LocalGpu, ResultsAreOrderedWithTheCallersStream) {
+  run_ranks(
+      size(),
+      [&](Communicator& comm) {
+        // Long kernels before and after: a missing wait on either side would show.
+        const at::Tensor noise =
+            at::full({2048, 2048}, 0.01, at::device(at::kCUDA).dtype(at::kFloat));
+        for (int step = 0; step < 5; ++step) {
+          at::Tensor busy = noise;
+          for (int i = 0; i < 10; ++i) busy = at::matmul(busy, noise).div_(20.48);
+          const at::Tensor tensor = busy.mul(0).add(comm.rank() + step).view({-1});
+          comm.all_reduce(tensor).wait();
+          const at::Tensor after = tensor.clone();
+          ASSERT_TRUE(
+              at::equal(after, at::full_like(after, size() * (size() - 1) / 2.0 + size() * step)));
+        }
+      },
+      options());
+}
+
+INSTANTIATE_TEST_SUITE_P(OneDevice, LocalGpu, testing::Values(1, 2, 4));

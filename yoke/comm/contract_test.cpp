@@ -104,6 +104,38 @@ TEST_P(CommContract, AllReduceSumsEveryDtype) {
   });
 }
 
+TEST_P(CommContract, EveryDtypeIsMoved) {
+  run([&](Communicator& comm) {
+    for (const auto type :
+         {at::kBool, at::kUInt16, at::kUInt64, at::kComplexHalf, at::kFloat8_e4m3fn}) {
+      auto of_rank = [&](int rank) {
+        const int64_t bytes = int64_t(c10::elementSize(type)) * 8;
+        return (at::arange(bytes, options(at::kByte)) + rank).remainder_(2).view(type);
+      };
+      const at::Tensor tensor = of_rank(comm.rank()), all = at::empty({size() * 8}, options(type));
+      comm.all_gather(all, tensor).wait();
+      comm.broadcast(tensor, size() - 1).wait();
+      expect_equal(tensor.view(at::kByte), of_rank(size() - 1).view(at::kByte),
+                   c10::toString(type));
+      for (int r = 0; r < size(); ++r)
+        expect_equal(all.narrow(0, r * 8, 8).view(at::kByte), of_rank(r).view(at::kByte),
+                     c10::toString(type));
+    }
+  });
+}
+
+TEST_P(CommContract, UnsignedTypesAreReducedOnTheCpu) {
+  if (GetParam().device.is_cuda()) GTEST_SKIP() << "LibTorch has no CUDA arithmetic for them";
+  run([&](Communicator& comm) {
+    for (const auto type : {at::kUInt16, at::kUInt32, at::kUInt64}) {
+      const at::Tensor tensor = full({4}, comm.rank() + 1, at::kLong).to(type);
+      comm.all_reduce(tensor).wait();
+      expect_equal(tensor.to(at::kLong), full({4}, sum_of_ranks(size() + 1), at::kLong),
+                   c10::toString(type));
+    }
+  });
+}
+
 TEST_P(CommContract, AllReduceKnowsEveryReduction) {
   run([&](Communicator& comm) {
     for (const auto type : {at::kFloat, at::kBFloat16, at::kDouble}) {

@@ -145,13 +145,13 @@ class Folder {
 
 }  // namespace
 
-TEST(Gpus, MissingDriverIsAnEmptyListWithAReason) {
+TEST(Nvml, MissingDriverIsAnEmptyListWithAReason) {
   const auto scan = scan_gpus([](const char*) { return Library{.error = "not found"}; });
   EXPECT_TRUE(scan.gpus.empty());
   EXPECT_EQ(scan.reason, "no NVIDIA driver: not found");
 }
 
-TEST(Gpus, RealLoaderSaysWhichFileIsMissing) {
+TEST(Nvml, RealLoaderSaysWhichFileIsMissing) {
   const Library none = open_library("libyoke-no-such.so.1");
   EXPECT_FALSE(none);
   EXPECT_NE(none.error.find("libyoke-no-such.so.1"), std::string::npos);
@@ -161,7 +161,7 @@ TEST(Gpus, RealLoaderSaysWhichFileIsMissing) {
   EXPECT_EQ(libc.function<int(const char*)>("atoi")("42"), 42);
 }
 
-TEST(Gpus, DriverThatDoesNotStartGivesItsReason) {
+TEST(Nvml, DriverThatDoesNotStartGivesItsReason) {
   fake::init_code = 9;
   const auto scan = scan_gpus(driver());
   fake::init_code = 0;
@@ -172,7 +172,7 @@ TEST(Gpus, DriverThatDoesNotStartGivesItsReason) {
             "libnvidia-ml.so.1 lacks NVML's functions: update the driver");
 }
 
-TEST(Gpus, EveryGpuIsDescribed) {
+TEST(Nvml, EveryGpuIsDescribed) {
   const auto scan = scan_gpus(driver());
   ASSERT_EQ(scan.gpus.size(), 3u);
   EXPECT_EQ(scan.gpus[1].name, "H200");
@@ -184,7 +184,7 @@ TEST(Gpus, EveryGpuIsDescribed) {
   EXPECT_EQ(scan.reason, "");
 }
 
-TEST(Gpus, LinksTellNvLinkFromPcieWithTheirSpeed) {
+TEST(Nvml, LinksTellNvLinkFromPcieWithTheirSpeed) {
   const auto scan = scan_gpus(driver());
   ASSERT_EQ(scan.links.size(), 3u);
   EXPECT_EQ(scan.links[0].kind, LinkKind::NvLink);
@@ -196,7 +196,7 @@ TEST(Gpus, LinksTellNvLinkFromPcieWithTheirSpeed) {
   EXPECT_STREQ(to_string(scan.links[2].kind), "PCIe across sockets");
 }
 
-TEST(Gpus, OldDriverWithoutAllTheFunctionsStillLists) {
+TEST(Nvml, OldDriverWithoutAllTheFunctionsStillLists) {
   const auto scan = scan_gpus(driver(
       {"nvmlDeviceGetUUID", "nvmlDeviceGetFieldValues", "nvmlDeviceGetTopologyCommonAncestor"}));
   ASSERT_EQ(scan.gpus.size(), 3u);
@@ -206,7 +206,7 @@ TEST(Gpus, OldDriverWithoutAllTheFunctionsStillLists) {
   EXPECT_EQ(scan.links[0].bytes_per_second, 0);
 }
 
-TEST(Gpus, LostGpuIsLeftOutWithItsReason) {
+TEST(Nvml, LostGpuIsLeftOutWithItsReason) {
   fake::lost = 1;
   const auto scan = scan_gpus(driver());
   fake::lost = 99;
@@ -214,7 +214,7 @@ TEST(Gpus, LostGpuIsLeftOutWithItsReason) {
   EXPECT_EQ(scan.reason, "GPU 1 of 3 does not answer: GPU is lost");
 }
 
-TEST(Gpus, VisibleDevicesAreRenumberedAsCudaDoes) {
+TEST(Nvml, VisibleDevicesAreRenumberedAsCudaDoes) {
   const auto scan = scan_gpus(driver());
   EXPECT_EQ(visible_gpus(scan, std::nullopt).gpus.size(), 3u);
   const auto swapped = visible_gpus(scan, "2,0");

@@ -104,7 +104,7 @@ std::shared_ptr<Collective> LocalGroup::post_collective(int rank, Operation part
   // The own share of what can run now. A CUDA operation is enqueued right here by the last to come,
   // after what stands before it in the queue, all of which everybody has posted too.
   const bool enqueue = op->on_cuda && everybody_came;
-  while (help(rank, /*steal=*/enqueue) || (enqueue && !op->done())) {
+  while (help(rank, /*steal=*/enqueue) || (enqueue && !op->done() && !world_->failed())) {
   }
   return op;
 }
@@ -128,20 +128,14 @@ bool LocalGroup::help(int rank, bool steal) {
   Stage expected = Stage::Settled;
   if (op->stage.compare_exchange_strong(expected, Stage::Starting)) {
     claimable_.store(0, std::memory_order_relaxed);
-    try {
-      start(*op);
-    } catch (const std::exception& error) {
-      op->stage.store(Stage::Open, std::memory_order_release);  // nobody shall count on it any more
-      call_off(rank, Kind::Comm,
-               cat(op->text(), " on ", name_, " could not start: ", error.what()));
-    }
-    op->items_left.store(op->items.size(), std::memory_order_relaxed);
-    op->stage.store(Stage::Running, std::memory_order_release);
-    claimable_.store(int(op->num_shares()), std::memory_order_release);
+    start(rank, *op);
     if (op->items.size() == 0) {
-      finish(*op);
+      finish(rank, *op);
       return true;
     }
+    op->items_left.store(op->items.size(), std::memory_order_relaxed);
+    claimable_.store(int(op->num_shares()), std::memory_order_relaxed);
+    op->stage.store(Stage::Running, std::memory_order_release);
     if (op->items.size() > 1) changed_.notify_all();
   }
   if (op->stage.load(std::memory_order_acquire) != Stage::Running) return false;
@@ -157,19 +151,32 @@ bool LocalGroup::help(int rank, bool steal) {
       ++ran;
     }
   }
-  if (ran > 0 && op->items_left.fetch_sub(ran, std::memory_order_acq_rel) == ran) finish(*op);
+  if (ran > 0 && op->items_left.fetch_sub(ran, std::memory_order_acq_rel) == ran) finish(rank, *op);
   return ran > 0;
 }
 
-void LocalGroup::start(Collective& op) {
-  if (op.parts[0].kind == OpKind::Split) form_groups(op);
-  const auto jobs = jobs_of(op.parts);
-  if (op.on_cuda) {
-    op.launched = op.lane->launch(op.lane_number, op.parts, op.marks, jobs);
-    return;
+// Nobody shall count on an operation any more that could not be carried through.
+template <typename Step>
+void LocalGroup::carry_out(int rank, Collective& op, Step step) {
+  try {
+    step();
+  } catch (const std::exception& error) {
+    op.stage.store(Pending::Stage::Open, std::memory_order_release);
+    call_off(rank, Kind::Comm, cat(op.text(), " on ", name_, " broke off: ", error.what()));
   }
-  for (const auto& part : op.parts) run_copies(part.before);
-  op.items = CpuItems(jobs, op.parts[0]);
+}
+
+void LocalGroup::start(int rank, Collective& op) {
+  carry_out(rank, op, [&] {
+    if (op.kind == OpKind::Split) form_groups(op);
+    const auto jobs = jobs_of(op.parts);
+    if (op.on_cuda) {
+      op.launched = op.lane->launch(op.lane_number, op.parts, op.marks, jobs);
+      return;
+    }
+    for (const auto& part : op.parts) run_copies(part.before);
+    op.items = CpuItems(jobs, op.parts[0]);
+  });
   const int64_t n = int64_t(op.shares.size());
   for (int64_t r = 0; r < n; ++r) {
     op.shares[size_t(r)].next.store(r * op.items.size() / n, std::memory_order_relaxed);
@@ -177,9 +184,11 @@ void LocalGroup::start(Collective& op) {
   }
 }
 
-void LocalGroup::finish(Collective& op) {
+void LocalGroup::finish(int rank, Collective& op) {
   if (!op.on_cuda) {
-    for (const auto& part : op.parts) run_copies(part.after);
+    carry_out(rank, op, [&] {
+      for (const auto& part : op.parts) run_copies(part.after);
+    });
     op.drop_tensors();
   }
   {

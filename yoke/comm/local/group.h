@@ -59,8 +59,10 @@ class LocalGroup {
   // group.cpp: collectives
   std::shared_ptr<Collective> post_collective(int rank, Operation part);
   bool help(int rank, bool steal);
-  void start(Collective& op);
-  void finish(Collective& op);
+  template <typename Step>
+  void carry_out(int rank, Collective& op, Step step);
+  void start(int rank, Collective& op);
+  void finish(int rank, Collective& op);
   void settle_head() YOKE_REQUIRES(mutex_);
   void form_groups(Collective& op);
 

@@ -59,7 +59,15 @@ std::shared_ptr<Message> LocalGroup::post_message(int rank, Operation part) {
     }
   }
   if (!conflict.empty()) call_off(rank, Kind::Comm, conflict);
-  if (other && !on_cuda) deliver(sends ? mine : other, sends ? other : mine);
+  if (other && !on_cuda) {
+    try {
+      deliver(sends ? mine : other, sends ? other : mine);
+    } catch (const std::exception& error) {
+      for (const auto& side : {mine, other})
+        side->stage.store(Pending::Stage::Open, std::memory_order_release);
+      call_off(rank, Kind::Comm, cat(mine->text(), " on ", name_, " broke off: ", error.what()));
+    }
+  }
   if (other) changed_.notify_all();
   return mine;
 }

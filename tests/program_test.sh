@@ -1,0 +1,102 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# The program as a user meets it: results on stdout, one clear line and the right exit code for bad input.
+. "$(dirname "${BASH_SOURCE[0]}")/expect.sh"
+yoke=$YOKE_BUILD/yoke
+
+# Bad input: exit 2, one line on stderr that has the words, nothing on stdout.
+refused() { # WORDS COMMAND…
+  local words=$1 code=0
+  timeout 60 "${@:2}" >"$scratch/out" 2>"$scratch/err" </dev/null || code=$?
+  [[ $code == 2 ]] || fail "'${*:2}' gave exit $code, not 2: $(cat "$scratch/err")"
+  [[ $(wc -l <"$scratch/err") == 1 ]] || fail "'${*:2}' did not answer in one line: $(cat "$scratch/err")"
+  grep -qF -- "$words" "$scratch/err" || fail "'${*:2}' does not say '$words': $(cat "$scratch/err")"
+  [[ ! -s $scratch/out ]] || fail "'${*:2}' printed a result: $(cat "$scratch/out")"
+}
+
+refused "--help" "$yoke"
+refused "--help" "$yoke" fly
+refused "cpu:4" "$yoke" demo --devices gpu:4
+refused "at least" "$yoke" demo --devices cpu:0
+refused "cuda" "$yoke" demo --devices cuda:7
+refused "= 6" "$yoke" demo --devices cpu:4 --mesh "dp=3 x tp=2"
+refused "steps" "$yoke" demo --steps 0
+refused "cannot write" "$yoke" demo --trace "$scratch/no/such/folder/trace.json"
+refused "--ranks wants 1 to 64, got 0" "$yoke" bench comm --ranks 0
+refused "did you mean all_reduce" "$yoke" bench comm --op all_reduc
+refused "'1Q' is not a size" "$yoke" bench comm --sizes 64,1Q
+refused "gloo, openmpi" "$yoke" bench comm --peers nccl
+refused "local" "$yoke" bench comm --backend carrier-pigeon
+
+# A port in use.
+python3 - >"$scratch/port" <<'PYTHON' &
+import socket, time
+server = socket.socket()
+server.bind(("127.0.0.1", 0))
+server.listen()
+print(server.getsockname()[1], flush=True)
+time.sleep(30)
+PYTHON
+holder=$!
+trap 'kill $holder 2>/dev/null || true; rm -rf "$scratch"' EXIT
+until [[ -s $scratch/port ]]; do read -rt 0.05 <> <(:) || true; done
+refused "in use" "$yoke" demo --metrics "127.0.0.1:$(cat "$scratch/port")"
+
+# The demo: ten aligned, falling losses; the same loss on one rank; the same in JSON; a trace that parses.
+timeout 60 "$yoke" demo --trace "$scratch/trace.json" >"$scratch/out" 2>"$scratch/err"
+[[ $(grep -c '^step *[0-9]*   loss [0-9.]*   grad norm' "$scratch/out") == 10 ]] || fail "not ten loss lines: $(cat "$scratch/out")"
+awk '/^step/ { if (last != "" && $4 >= last) bad = 1; last = $4 } END { exit bad }' "$scratch/out" || fail "the loss does not fall"
+[[ $(grep '^step' "$scratch/out" | awk '{print length}' | sort -u | wc -l) == 1 ]] || fail "the lines are not aligned"
+grep -q '^same loss on 1 rank: max difference' "$scratch/out" || fail "no comparison with one rank"
+python3 - "$scratch/trace.json" <<'PYTHON' || fail "the trace has no all_reduce of both ranks"
+import json, sys
+events = json.load(open(sys.argv[1]))
+events = events["traceEvents"] if isinstance(events, dict) else events
+assert len({event["pid"] for event in events if event.get("name") == "all_reduce"}) == 2
+PYTHON
+timeout 60 "$yoke" demo --devices cpu:3 --steps 20 --json >"$scratch/out"
+python3 - "$scratch/out" <<'PYTHON' || fail "the JSON lines are wrong: $(cat "$scratch/out")"
+import json, sys
+lines = [json.loads(line) for line in open(sys.argv[1])]
+assert len(lines) == 11 and all({"step", "loss", "grad_norm"} <= line.keys() for line in lines[:10])
+assert lines[-1]["ranks"] == 3 and lines[-1]["max_difference"] < 1e-6
+PYTHON
+
+# Metrics while it trains, and the flight recorder on SIGUSR2.
+timeout 100 "$yoke" demo --steps 200000 --metrics 127.0.0.1:0 >"$scratch/out" 2>"$scratch/err" &
+job=$!
+url=
+until [[ -n $url ]]; do
+  kill -0 $job || fail "the demo ended early: $(cat "$scratch/err")"
+  url=$(sed -n 's/^metrics at //p' "$scratch/err")
+done
+curl -sf --max-time 10 "$url" | grep -q '^yoke_steps_total [0-9]' || fail "no metrics at $url"
+worker=$(pgrep -P $job -x yoke)
+kill -USR2 "$worker"
+until grep -q 'all_reduce' "$scratch/err"; do kill -0 $job || fail "no flight recorder on SIGUSR2: $(cat "$scratch/err")"; done
+kill -TERM "$worker"
+wait $job || true
+
+# The benchmark: one JSON object a line, every result verified, peers in the same run.
+timeout 120 "$yoke" bench comm --op all_reduce,all_gather,reduce_scatter,broadcast,reduce,all_to_all --sizes 64,100k --ranks 3 \
+  --seconds 0.02 --json >"$scratch/out" 2>"$scratch/err"
+peers=
+! command -v mpicc >/dev/null || peers=openmpi
+! "$(dirname "$YOKE_TORCH")/../../../bin/python3" -c 'import torch.distributed' 2>/dev/null || peers=${peers:+$peers,}gloo
+[[ -z $peers ]] || timeout 200 "$yoke" bench comm --sizes 4k --seconds 0.05 --json --peers "$peers" >"$scratch/peers" 2>"$scratch/err"
+python3 - "$scratch/out" "$scratch/peers" "$peers" <<'PYTHON' || fail "the benchmark's lines are wrong: $(cat "$scratch/out" "$scratch/peers")"
+import json, sys
+lines = [json.loads(line) for line in open(sys.argv[1])]
+assert len(lines) == 6 * 2 * 2, len(lines)
+keys = {"backend", "op", "ranks", "bytes", "median_us", "bus_gbps", "verified"}
+assert all(keys <= line.keys() and line["verified"] is True and line["median_us"] > 0 for line in lines)
+by_op = {line["op"]: line for line in lines if line["backend"] == "local"}
+assert abs(by_op["all_reduce"]["bus_gbps"] / by_op["all_reduce"]["alg_gbps"] - 4 / 3) < 1e-6
+if sys.argv[3]:
+    seen = {json.loads(line)["backend"] for line in open(sys.argv[2])}
+    assert seen == {"local", "memcpy", *sys.argv[3].split(",")}, seen
+PYTHON
+
+timeout 20 "$yoke" doctor --json >"$scratch/out"
+python3 -c 'import json, sys; [json.loads(line) for line in open(sys.argv[1])]' "$scratch/out" || fail "doctor --json is not JSON lines"
+"$yoke" --version | grep -q '^yoke [0-9]' || fail "no version"

@@ -96,8 +96,11 @@ static struct Case make_case(enum Op op, long bytes) {
   c.total = in_pieces ? c.piece * size : bytes / 4;
   c.input_count = op == kAllGather ? c.piece : c.total;
   c.output_count = op == kReduceScatter ? c.piece : c.total;
-  c.input = allocate(c.input_count);
-  c.output = in_pieces ? allocate(c.output_count) : c.input;
+  c.output = allocate(c.output_count);
+  if (op == kAllGather)
+    c.input = c.output + rank * c.piece;  // in its place among the results
+  else
+    c.input = in_pieces ? allocate(c.input_count) : c.output;
   return c;
 }
 
@@ -107,7 +110,7 @@ static void call(struct Case* c) {
       MPI_Allreduce(MPI_IN_PLACE, c->input, (int)c->total, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
       break;
     case kAllGather:
-      MPI_Allgather(c->input, (int)c->piece, MPI_FLOAT, c->output, (int)c->piece, MPI_FLOAT,
+      MPI_Allgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, c->output, (int)c->piece, MPI_FLOAT,
                     MPI_COMM_WORLD);
       break;
     case kReduceScatter:
@@ -211,13 +214,16 @@ static int measure(const struct Options* options, long bytes) {
         alg_gbps * bus_factor(c.op), repeats, right ? "true" : "false");
     fflush(stdout);
   }
-  if (c.output != c.input) free(c.output);
-  free(c.input);
+  if (c.op != kAllGather && c.input != c.output) free(c.input);
+  free(c.output);
   return right;
 }
 
 int main(int argc, char** argv) {
   alarm(kStartSeconds);
+  mallopt(M_MMAP_MAX, 0);
+  mallopt(M_TRIM_THRESHOLD, -1);
+  mallopt(M_TOP_PAD, 64 << 20);
   MPI_Init(&argc, &argv);
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Comm_size(MPI_COMM_WORLD, &size);

@@ -61,10 +61,12 @@ Subject subject(Communicator& comm, const std::string& op, uint64_t bytes) {
   }
   const int64_t total = piece * n;
   if (op == "all_gather") {
-    const at::Tensor input = from(piece, me), output = comm.allocate({total}, at::kFloat);
+    const at::Tensor output = comm.allocate({total}, at::kFloat);
+    const at::Tensor input = output.narrow(0, me * piece, piece);  // in its place among the results
     std::vector<at::Tensor> all;
     for (int r = 0; r < n; ++r) all.push_back(from(piece, r));
-    return {[] {}, [=] { comm.all_gather(output, input).wait(); }, equals(output, at::cat(all))};
+    return {[=] { output.zero_(), input.copy_(from(piece, me)); },
+            [=] { comm.all_gather(output, input).wait(); }, equals(output, at::cat(all))};
   }
   if (op == "reduce_scatter") {
     const at::Tensor input = from(total, me), output = comm.allocate({piece}, at::kFloat);

@@ -23,6 +23,16 @@ bool reduces(const at::Tensor& tensor, ReduceOp op) {
          (tensor.is_cpu() && (type == at::kUInt16 || type == at::kUInt32 || type == at::kUInt64));
 }
 
+// `count` elements of a contiguous tensor as a flat view. Made directly: through the dispatcher a
+// view costs as much as a small collective.
+at::Tensor run_of(const at::Tensor& whole, int64_t first, int64_t count) {
+  auto view = at::detail::make_tensor<c10::TensorImpl>(
+      c10::TensorImpl::VIEW, c10::Storage(whole.storage()), whole.key_set(), whole.dtype());
+  view.unsafeGetTensorImpl()->set_sizes_contiguous({count});
+  view.unsafeGetTensorImpl()->set_storage_offset(whole.storage_offset() + first);
+  return view;
+}
+
 // Builds the normal form of one call: checks the arguments, flattens them, stages what is not
 // contiguous.
 class Builder {
@@ -167,9 +177,8 @@ class Builder {
       wrong("the large tensor has ", whole.numel(), " elements, which do not divide by ", size,
             " ranks; pad it, or give a list of pieces");
     const int64_t each = whole.numel() / size;
-    const at::Tensor flat = whole.view({-1});
     Tensors pieces;
-    for (int r = 0; r < size; ++r) pieces.push_back(flat.narrow(0, r * each, each));
+    for (int r = 0; r < size; ++r) pieces.push_back(run_of(whole, r * each, each));
     return pieces;
   }
 

@@ -177,6 +177,10 @@ void LocalGroup::start(int rank, Collective& op) {
     for (const auto& part : op.parts) run_copies(part.before);
     op.items = CpuItems(jobs, op.parts[0]);
   });
+  if (op.items.size() == 1) {  // not worth waking anybody
+    op.shares[size_t(rank)].end = 1;
+    return;
+  }
   const int64_t n = int64_t(op.shares.size());
   for (int64_t r = 0; r < n; ++r) {
     op.shares[size_t(r)].next.store(r * op.items.size() / n, std::memory_order_relaxed);

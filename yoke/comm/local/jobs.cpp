@@ -46,13 +46,15 @@ std::vector<Job> jobs_of(const std::vector<Operation>& parts) {
     case OpKind::Reduce:
       add({all_inputs(0), all_outputs(0)});
       break;
+    // Copies go by target, so that each rank's share of the items writes to its own memory.
     case OpKind::Broadcast:
-      add({{parts[root].inputs[0]}, all_outputs(root)});
+      for (const auto& target : all_outputs(root)) add({{parts[root].inputs[0]}, {target}});
       break;
     case OpKind::AllGather:
     case OpKind::Gather:
-      for (size_t source = 0; source < n; ++source)
-        add({{parts[source].inputs[0]}, all_outputs(source)});
+      for (const auto& part : parts)
+        for (size_t source = 0; source < part.outputs.size(); ++source)
+          add({{parts[source].inputs[0]}, {part.outputs[source]}});
       break;
     case OpKind::ReduceScatter:
       for (size_t target = 0; target < n; ++target)
@@ -80,21 +82,31 @@ CpuItems::CpuItems(const std::vector<Job>& jobs, const Operation& operation) {
   elements_per_item_ = kItemBytes / element_bytes_;
   if (operation.reduce) kernel_ = reduce_kernel(sample.scalar_type(), *operation.reduce);
   YOKE_CHECK(kernel_ != nullptr || !operation.reduce, operation.text());
+  int64_t bytes = 0;
   for (const auto& job : jobs) {
     Span span{.sources = {}, .targets = {}, .count = job.sources[0].numel(), .first_item = total_};
     for (const auto& source : job.sources) span.sources.push_back(source.const_data_ptr());
     for (const auto& target : job.targets) span.targets.push_back(target.mutable_data_ptr());
     total_ += (span.count + elements_per_item_ - 1) / elements_per_item_;
-    bytes_ += span.count * element_bytes_ * int64_t(span.sources.size() + span.targets.size());
+    bytes += span.count * element_bytes_;
     spans_.push_back(std::move(span));
   }
+  small_ = bytes <= kItemBytes;
+  if (small_) total_ = 1;
 }
 
 void CpuItems::run(int64_t item) const {
+  if (small_) {
+    for (const auto& span : spans_) run(span, 0, span.count);
+    return;
+  }
   const auto after = std::ranges::upper_bound(spans_, item, {}, &Span::first_item);
   const Span& span = *(after - 1);
   const int64_t begin = (item - span.first_item) * elements_per_item_;
-  const int64_t end = std::min(span.count, begin + elements_per_item_);
+  run(span, begin, std::min(span.count, begin + elements_per_item_));
+}
+
+void CpuItems::run(const Span& span, int64_t begin, int64_t end) const {
   if (kernel_ != nullptr && span.sources.size() > 1)
     return kernel_(span.sources, span.targets, begin, end);
   for (void* target : span.targets)

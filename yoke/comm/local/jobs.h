@@ -22,13 +22,12 @@ struct Job {
 // The jobs of a collective, from the parts of all ranks in rank order; empty ones are left out.
 std::vector<Job> jobs_of(const std::vector<Operation>& parts);
 
-// Jobs on CPU memory, cut into items of about equal size.
+// Jobs on CPU memory, cut into items of about equal size; what is small is one item.
 class CpuItems {
  public:
   CpuItems() = default;
   CpuItems(const std::vector<Job>& jobs, const Operation& operation);
   int64_t size() const { return total_; }
-  int64_t bytes() const { return bytes_; }  // read and written, all in all
   void run(int64_t item) const;
 
  private:
@@ -38,9 +37,12 @@ class CpuItems {
     int64_t count;       // elements
     int64_t first_item;  // its items are numbered from here
   };
+  void run(const Span& span, int64_t begin, int64_t end) const;
+
   std::vector<Span> spans_;
+  bool small_ = false;
   ReduceKernel kernel_ = nullptr;
-  int64_t element_bytes_ = 1, elements_per_item_ = 1, total_ = 0, bytes_ = 0;
+  int64_t element_bytes_ = 1, elements_per_item_ = 1, total_ = 0;
 };
 
 }  // namespace yoke::comm

@@ -38,12 +38,12 @@ print(server.getsockname()[1], flush=True)
 time.sleep(30)
 PYTHON
 holder=$!
-trap 'kill $holder 2>/dev/null || true; rm -rf "$scratch"' EXIT
+trap 'kill $holder ${job:-} 2>/dev/null || true; rm -rf "$scratch"' EXIT
 until [[ -s $scratch/port ]]; do read -rt 0.05 <> <(:) || true; done
 refused "in use" "$yoke" demo --metrics "127.0.0.1:$(cat "$scratch/port")"
 
 # The demo: ten aligned, falling losses; the same loss on one rank; the same in JSON; a trace that parses.
-timeout 60 "$yoke" demo --trace "$scratch/trace.json" >"$scratch/out" 2>"$scratch/err"
+timeout 60 "$yoke" demo --trace "$scratch/trace.json" >"$scratch/out" 2>"$scratch/err" || fail "the demo failed: $(cat "$scratch/err")"
 [[ $(grep -c '^step *[0-9]*   loss [0-9.]*   grad norm' "$scratch/out") == 10 ]] || fail "not ten loss lines: $(cat "$scratch/out")"
 awk '/^step/ { if (last != "" && $4 >= last) bad = 1; last = $4 } END { exit bad }' "$scratch/out" || fail "the loss does not fall"
 [[ $(grep '^step' "$scratch/out" | awk '{print length}' | sort -u | wc -l) == 1 ]] || fail "the lines are not aligned"
@@ -70,8 +70,9 @@ until [[ -n $url ]]; do
   kill -0 $job || fail "the demo ended early: $(cat "$scratch/err")"
   url=$(sed -n 's/^metrics at //p' "$scratch/err")
 done
-curl -sf --max-time 10 "$url" | grep -q '^yoke_steps_total [0-9]' || fail "no metrics at $url"
-worker=$(pgrep -P $job -x yoke)
+python3 -c 'import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1], timeout=10).read().decode())' "$url" >"$scratch/metrics"
+grep -q '^yoke_steps_total [0-9]' "$scratch/metrics" || fail "no metrics at $url"
+worker=$(awk '{print $1}' "/proc/$job/task/$job/children") # the program, below timeout
 kill -USR2 "$worker"
 until grep -q 'all_reduce' "$scratch/err"; do kill -0 $job || fail "no flight recorder on SIGUSR2: $(cat "$scratch/err")"; done
 kill -TERM "$worker"
@@ -79,11 +80,12 @@ wait $job || true
 
 # The benchmark: one JSON object a line, every result verified, peers in the same run.
 timeout 120 "$yoke" bench comm --op all_reduce,all_gather,reduce_scatter,broadcast,reduce,all_to_all --sizes 64,100k --ranks 3 \
-  --seconds 0.02 --json >"$scratch/out" 2>"$scratch/err"
+  --seconds 0.02 --json >"$scratch/out" 2>"$scratch/err" || fail "the benchmark failed: $(cat "$scratch/err")"
 peers=
 ! command -v mpicc >/dev/null || peers=openmpi
 ! "$(dirname "$YOKE_TORCH")/../../../bin/python3" -c 'import torch.distributed' 2>/dev/null || peers=${peers:+$peers,}gloo
-[[ -z $peers ]] || timeout 200 "$yoke" bench comm --sizes 4k --seconds 0.05 --json --peers "$peers" >"$scratch/peers" 2>"$scratch/err"
+[[ -z $peers ]] || timeout 200 "$yoke" bench comm --sizes 4k --seconds 0.05 --json --peers "$peers" >"$scratch/peers" 2>"$scratch/err" ||
+  fail "the peers $peers were not measured: $(cat "$scratch/err")"
 python3 - "$scratch/out" "$scratch/peers" "$peers" <<'PYTHON' || fail "the benchmark's lines are wrong: $(cat "$scratch/out" "$scratch/peers")"
 import json, sys
 lines = [json.loads(line) for line in open(sys.argv[1])]

@@ -22,8 +22,9 @@ class BoundedQueue {
   [[nodiscard]] bool push(T& item, Duration timeout) {
     {
       MutexLock lock(mutex_);
-      const bool ready =
-          wait(not_full_, timeout, [&] { return closed_ || items_.size() < capacity_; });
+      const bool ready = wait(not_full_, timeout, [&]() YOKE_REQUIRES(mutex_) {
+        return closed_ || items_.size() < capacity_;
+      });
       if (!ready || closed_) return false;
       items_.push_back(std::move(item));
     }
@@ -37,7 +38,7 @@ class BoundedQueue {
     std::optional<T> item;
     {
       MutexLock lock(mutex_);
-      wait(not_empty_, timeout, [&] { return closed_ || !items_.empty(); });
+      wait(not_empty_, timeout, [&]() YOKE_REQUIRES(mutex_) { return closed_ || !items_.empty(); });
       if (items_.empty()) return item;
       item = std::move(items_.front());
       items_.pop_front();

@@ -56,8 +56,9 @@ Subject subject(Communicator& comm, const std::string& op, uint64_t bytes) {
     return {reset, call, equals(buffer, want)};
   }
   if (op == "broadcast") {
-    const at::Tensor buffer = from(count, me);
-    return {[] {}, [=] { comm.broadcast(buffer, 0).wait(); }, equals(buffer, from(count, 0))};
+    const at::Tensor buffer = comm.allocate({count}, at::kFloat);
+    return {[=] { buffer.copy_(from(count, me)); }, [=] { comm.broadcast(buffer, 0).wait(); },
+            equals(buffer, from(count, 0))};
   }
   const int64_t total = piece * n;
   if (op == "all_gather") {
@@ -69,8 +70,10 @@ Subject subject(Communicator& comm, const std::string& op, uint64_t bytes) {
             [=] { comm.all_gather(output, input).wait(); }, equals(output, at::cat(all))};
   }
   if (op == "reduce_scatter") {
-    const at::Tensor input = from(total, me), output = comm.allocate({piece}, at::kFloat);
-    return {[] {}, [=] { comm.reduce_scatter(output, input).wait(); },
+    const at::Tensor input = comm.allocate({total}, at::kFloat);
+    const at::Tensor output = comm.allocate({piece}, at::kFloat);
+    return {[=] { input.copy_(from(total, me)); },
+            [=] { comm.reduce_scatter(output, input).wait(); },
             equals(output, sum(total).narrow(0, me * piece, piece))};
   }
   const at::Tensor input = from(total, me),
@@ -166,9 +169,10 @@ BenchLine bench_memcpy(const BenchComm& bench, uint64_t bytes) {
   BenchComm copy = bench;
   copy.op = "memcpy";
   return measure(copy, bytes, "memcpy", [&](Communicator& comm) -> Subject {
-    const at::Tensor source =
-        pattern(std::max<int64_t>(1, int64_t(bytes) / 4), comm.rank(), comm.size());
-    const at::Tensor target = at::zeros_like(source);
+    const int64_t count = std::max<int64_t>(1, int64_t(bytes) / 4);
+    const at::Tensor source = comm.allocate({count}, at::kFloat);
+    const at::Tensor target = comm.allocate({count}, at::kFloat);
+    source.copy_(pattern(count, comm.rank(), comm.size()));
     return {
         [=] { target.zero_(); },
         [=] { std::memcpy(target.mutable_data_ptr(), source.const_data_ptr(), source.nbytes()); },

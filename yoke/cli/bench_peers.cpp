@@ -112,8 +112,9 @@ std::vector<BenchLine> bench_peer(const std::string& peer, const BenchComm& benc
            "; install Open MPI with its compiler (./dev setup does), or run without --peers "
            "openmpi");
     }
-    command = {"mpirun", "--allow-run-as-root",       "--oversubscribe",
-               "-n",     std::to_string(bench.ranks), program};
+    command = {
+        "mpirun", "-q", "--allow-run-as-root", "--oversubscribe", "-n", std::to_string(bench.ranks),
+        program};
   }
   command.insert(command.end(), arguments.begin(), arguments.end());
 

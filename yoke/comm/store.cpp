@@ -22,7 +22,8 @@ class MemoryStore final : public Store {
 
   std::string get(const std::string& key, Duration timeout) override {
     MutexLock lock(mutex_);
-    if (!changed_.wait_for(mutex_, timeout, [&] { return values_.contains(key); }))
+    if (!changed_.wait_for(mutex_, timeout,
+                           [&]() YOKE_REQUIRES(mutex_) { return values_.contains(key); }))
       fail(Kind::Timeout, "nobody set '", key, "' in the store within ", duration_text(timeout));
     return values_[key];
   }

@@ -2,13 +2,30 @@
 #include "yoke/comm/local/backend.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/util/accumulate.h>
+#include <sys/mman.h>
 
+#include <cstdlib>
 #include <numeric>
 
+#include "yoke/base/text.h"
 #include "yoke/comm/local/group.h"
 
 namespace yoke::comm {
 namespace {
+
+// A collective walks through the whole of a buffer: on huge pages it looks up far fewer addresses.
+at::Tensor on_huge_pages(at::IntArrayRef sizes, const at::TensorOptions& options) {
+  constexpr size_t kHugePage = size_t{2} << 20;
+  const size_t bytes = size_t(c10::multiply_integers(sizes)) * options.dtype().itemsize();
+  if (bytes < 2 * kHugePage) return at::empty(sizes, options);
+  const size_t rounded = (bytes + kHugePage - 1) / kHugePage * kHugePage;
+  void* memory = std::aligned_alloc(kHugePage, rounded);
+  if (memory == nullptr) fail(Kind::Device, "out of memory: cannot allocate ", bytes_text(bytes));
+  ::madvise(memory, rounded, MADV_HUGEPAGE);  // a wish, which the system may refuse
+  return at::from_blob(memory, sizes, &std::free, options);
+}
 
 class LocalWork final : public Work::Impl {
  public:
@@ -66,7 +83,7 @@ class LocalBackend final : public Backend {
   }
 
   at::Tensor allocate(at::IntArrayRef sizes, const at::TensorOptions& options) override {
-    return at::empty(sizes, options);
+    return options.device().is_cpu() ? on_huge_pages(sizes, options) : at::empty(sizes, options);
   }
 
   Capabilities capabilities() const override {

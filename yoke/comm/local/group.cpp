@@ -64,7 +64,6 @@ std::shared_ptr<Collective> LocalGroup::post_collective(int rank, Operation part
     if (place == queue_.size()) {
       op = std::make_shared<Collective>(members_.size());
       op->sequence = sequence;
-      op->first = rank;
       op->missing = members_;
       op->kind = part.kind;
       op->on_cuda = on_cuda;

@@ -61,7 +61,6 @@ struct Collective final : Pending {
   std::vector<Operation> parts;  // by rank
   std::vector<uint64_t> tickets;
   std::vector<std::shared_ptr<CudaEvent>> marks;  // where each rank's stream stood
-  int first = -1;                                 // the rank that came first
   CpuItems items = {};
   std::vector<Share> shares;
   std::atomic<int64_t> items_left{0};

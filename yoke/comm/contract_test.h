@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// The fixture of the communicator's contract, which every backend passes at every group size:
+// values in contract_test.cpp, failures in contract_failure_test.cpp. A backend joins by adding
+// itself to the instantiations at the end of contract_test.cpp.
+#pragma once
+
+#include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "yoke/base/error.h"
+#include "yoke/comm/local/cuda_lane.h"
+#include "yoke/comm/run_ranks.h"
+
+namespace yoke::comm {
+
+using namespace std::chrono_literals;
+
+struct Case {
+  std::string name;
+  at::Device device;
+  int size;
+};
+
+inline void PrintTo(const Case& c, std::ostream* out) {
+  *out << c.name << ", " << c.size << " ranks";
+}
+
+class CommContract : public testing::TestWithParam<Case> {
+ protected:
+  void SetUp() override {
+    if (GetParam().device.is_cuda() && !cuda_available())
+      GTEST_SKIP() << "no CUDA in this build or host";
+  }
+
+  int size() const { return GetParam().size; }
+  at::TensorOptions options(at::ScalarType type = at::kFloat) const {
+    return at::device(GetParam().device).dtype(type);
+  }
+
+  void run(const std::function<void(Communicator&)>& fn,
+           WorldOptions world = {.timeout = 60s}) const {
+    RunOptions run_options{.world = std::move(world)};
+    const topo::Device gpu{topo::DeviceKind::Cuda, 0};
+    if (GetParam().device.is_cuda()) run_options.devices.assign(size_t(size()), gpu);
+    run_ranks(size(), fn, run_options);
+  }
+
+  // Runs what must fail, and gives the text of the error that run_ranks throws.
+  std::string failure_of(const std::function<void(Communicator&)>& fn,
+                         WorldOptions world = {.timeout = 60s}) const {
+    try {
+      run(fn, std::move(world));
+    } catch (const Error& error) {
+      return error.what();
+    }
+    ADD_FAILURE() << "the run should have failed";
+    return "";
+  }
+
+  // [first, first + count) as a tensor of the device under test.
+  at::Tensor range(int64_t first, int64_t count, at::ScalarType type = at::kFloat) const {
+    return at::arange(first, first + count, at::kLong).to(type).to(GetParam().device);
+  }
+  at::Tensor full(std::vector<int64_t> sizes, double value,
+                  at::ScalarType type = at::kFloat) const {
+    return at::full(sizes, value, options(type));
+  }
+};
+
+// A CUDA result is ready on the current stream; comparing synchronises with it.
+inline void expect_equal(const at::Tensor& got, const at::Tensor& want,
+                         const std::string& what = "") {
+  EXPECT_TRUE(at::equal(got.cpu(), want.cpu()))
+      << what << "\ngot " << got.cpu() << "\nwant " << want.cpu();
+}
+
+inline double sum_of_ranks(int n) { return n * (n - 1) / 2.0; }
+
+}  // namespace yoke::comm

@@ -15,7 +15,10 @@ refused() { # WORDS COMMAND…
 }
 
 refused "--help" "$yoke"
-refused "--help" "$yoke" fly
+refused "did you mean demo? There are: demo, bench, doctor" "$yoke" dmo
+refused "see yoke demo --help" "$yoke" demo --stepz 5
+refused "--timeout wants" "$yoke" demo --timeout nan
+refused "--seconds wants" "$yoke" bench comm --seconds nan
 refused "cpu:4" "$yoke" demo --devices gpu:4
 refused "at least" "$yoke" demo --devices cpu:0
 refused "cuda" "$yoke" demo --devices cuda:7
@@ -54,6 +57,9 @@ events = json.load(open(sys.argv[1]))
 events = events["traceEvents"] if isinstance(events, dict) else events
 assert len({event["pid"] for event in events if event.get("name") == "all_reduce"}) == 2
 PYTHON
+code=0
+timeout 60 "$yoke" demo --steps 10 >/dev/full 2>"$scratch/err" || code=$?
+[[ $code == 1 ]] && grep -q 'cannot write to standard output' "$scratch/err" || fail "a full disk gave exit $code: $(cat "$scratch/err")"
 timeout 60 "$yoke" demo --devices cpu:3 --steps 20 --json >"$scratch/out"
 python3 - "$scratch/out" <<'PYTHON' || fail "the JSON lines are wrong: $(cat "$scratch/out")"
 import json, sys

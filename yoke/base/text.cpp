@@ -65,7 +65,7 @@ std::string bytes_text(uint64_t bytes) {
 
 std::string duration_text(Duration duration) {
   const double ns = double(duration.count());
-  if (ns < 0) return "-" + duration_text(-duration);
+  if (ns < 0) return "-" + duration_text(duration == Duration::min() ? Duration::max() : -duration);
   if (ns < 999.5) return cat(duration.count(), " ns");
   if (ns < 999.5e3) return short_number(ns / 1e3) + " us";
   if (ns < 999.5e6) return short_number(ns / 1e6) + " ms";
@@ -142,7 +142,8 @@ std::vector<std::string> nearest(std::string_view name,
   for (const auto& candidate : candidates) {
     const bool prefix = !name.empty() && candidate.starts_with(name);
     const size_t distance = prefix ? 1 : edit_distance(name, candidate);
-    if (distance <= std::max<size_t>(2, name.size() / 3)) ranked.emplace_back(distance, candidate);
+    if (distance <= std::max<size_t>(1, (name.size() + 1) / 3))
+      ranked.emplace_back(distance, candidate);
   }
   std::ranges::stable_sort(ranked, {}, &std::pair<size_t, std::string>::first);
   std::vector<std::string> result;

@@ -22,6 +22,7 @@ TEST(Text, DurationsReadAsPeopleSayThem) {
   EXPECT_EQ(duration_text(200s), "3 min 20 s");
   EXPECT_EQ(duration_text(7500s), "2 h 5 min");
   EXPECT_EQ(duration_text(-2s), "-2 s");
+  EXPECT_EQ(duration_text(Duration::min()), "-2562047 h 47 min");
 }
 
 TEST(Text, ParsesBytes) {
@@ -58,4 +59,5 @@ TEST(Text, NearestFindsTheTypo) {
   EXPECT_EQ(nearest("layer", keys).front(), "layers");
   EXPECT_EQ(nearest("bacth", keys).front(), "batch");
   EXPECT_TRUE(nearest("completely_else", keys).empty());
+  EXPECT_TRUE(nearest("foo", {"gloo"}).empty());
 }

@@ -112,11 +112,17 @@ struct Options {
   bool json = false;
 };
 
-std::ofstream open_to_write(const std::string& path) {
-  std::ofstream file(path);
-  if (!file)
+// Fails now if it will fail later; what the file holds stays until the new trace is there.
+void check_writable(const std::string& path) {
+  if (!std::ofstream(path, std::ios::app))
     fail(Kind::Usage, "cannot write '", path, "': ", std::strerror(errno), "; choose another file");
-  return file;
+}
+
+void write_trace(const observe::Tracer& tracer, const std::string& path) {
+  std::ofstream file(path);
+  tracer.write_chrome_trace(file);
+  if (!file.flush())
+    fail(Kind::Io, "cannot write the trace to '", path, "': ", std::strerror(errno));
 }
 
 // A port that is taken is the user's to mend.
@@ -149,8 +155,9 @@ void show_step(bool json, int step, double loss, double grad_norm) {
 
 void demo(const Options& options) {
   if (options.steps < 10) fail(Kind::Usage, "--steps wants at least 10, got ", options.steps);
-  if (options.timeout_s <= 0)
-    fail(Kind::Usage, "--timeout wants more than 0 seconds, got ", options.timeout_s);
+  if (!(options.timeout_s > 0 && options.timeout_s <= 86400))
+    fail(Kind::Usage, "--timeout wants more than 0 seconds and at most a day (86400), got ",
+         options.timeout_s);
   const topo::Host host = topo::read_host();
   DemoRun run{.devices = topo::parse_devices(options.devices, &host), .steps = options.steps};
   const int num_ranks = int(run.devices.size());
@@ -162,21 +169,20 @@ void demo(const Options& options) {
   }
   const SteadyClock clock;
   observe::Tracer tracer(clock);
-  std::ofstream trace_file;
-  if (!options.trace.empty()) {
-    trace_file = open_to_write(options.trace);
-    run.tracer = &tracer;
-  }
   observe::Registry registry;
   auto& steps_done = registry.counter("yoke_steps_total", "Optimizer steps done.");
   auto& last_loss = registry.gauge("yoke_loss", "Loss of the last step.");
   const auto server = options.metrics.empty() ? nullptr : serve_metrics(options.metrics, registry);
+  if (!options.trace.empty()) {
+    check_writable(options.trace);
+    run.tracer = &tracer;
+  }
 
-  const int every = options.steps / 10;
   run.on_step = [&](int step, double loss, double grad_norm) {
     steps_done.add();
     last_loss.set(loss);
-    if ((step + 1) % every == 0 && (step + 1) / every <= 10)
+    const auto tenths = [&](int64_t steps) { return steps * 10 / options.steps; };
+    if (tenths(step + 1) != tenths(step))  // ten lines, the last step's among them
       show_step(options.json, step + 1, loss, grad_norm);
   };
   FlightWatch watch;
@@ -192,7 +198,7 @@ void demo(const Options& options) {
     watch.dump();
     throw;
   }
-  if (trace_file.is_open()) tracer.write_chrome_trace(trace_file);
+  if (!options.trace.empty()) write_trace(tracer, options.trace);
 
   DemoRun alone{.devices = {run.devices[0]}, .steps = options.steps};
   const auto reference = train_demo(alone);

@@ -2,9 +2,14 @@
 // The program. Results go to stdout, everything else to stderr; the exit codes are part of the
 // interface: 0 done, 1 failed, 2 usage or config, 3 a peer or device failed.
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
 #include <iostream>
 
 #include "yoke/base/error.h"
+#include "yoke/base/text.h"
 #include "yoke/cli/bench_comm.h"
 #include "yoke/cli/demo.h"
 #include "yoke/cli/doctor.h"
@@ -26,6 +31,19 @@ int exit_code(yoke::Kind kind) {
   }
 }
 
+// CLI11 would only say that a verb is required.
+void check_verb(const CLI::App& app, int argc, char** argv) {
+  if (argc < 2 || argv[1][0] == '-') return;
+  std::vector<std::string> verbs;
+  for (const auto* verb : app.get_subcommands([](const CLI::App*) { return true; }))
+    verbs.push_back(verb->get_name());
+  if (std::ranges::count(verbs, argv[1]) > 0) return;
+  const auto close = yoke::nearest(argv[1], verbs);
+  yoke::fail(yoke::Kind::Usage, "no verb '", argv[1], "'",
+             close.empty() ? "" : "; did you mean " + close[0] + "?",
+             " There are: ", yoke::join(verbs, ", "), "; see yoke --help");
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -39,14 +57,20 @@ int main(int argc, char** argv) {
   yoke::cli::add_bench(app);
   yoke::cli::add_doctor(app);
   try {
+    check_verb(app, argc, argv);
     app.parse(argc, argv);
+    // A result that could not be written is a failure.
+    if (!std::cout.flush() || std::fflush(stdout) != 0 || std::ferror(stdout) != 0)
+      yoke::fail(yoke::Kind::Io, "cannot write to standard output: ", std::strerror(errno));
     return 0;
   } catch (const CLI::Success& help) {
     return app.exit(help);
   } catch (const CLI::RuntimeError& done) {
     return done.get_exit_code();
   } catch (const CLI::ParseError& error) {
-    std::cerr << "yoke: " << error.what() << "; see yoke --help\n";
+    const auto verbs = app.get_subcommands();
+    std::cerr << "yoke: " << error.what() << "; see yoke "
+              << (verbs.empty() ? "" : verbs[0]->get_name() + " ") << "--help\n";
     return 2;
   } catch (const yoke::Error& error) {
     std::cerr << "yoke: " << error.what() << "\n";

@@ -3,10 +3,11 @@
 // divide the cores among them; a rank with a CUDA device has it as its current device, with a
 // stream of its own as the current stream. The first rank that fails ends the world: its peers wake
 // at once, and when all have returned run_ranks throws that rank's error, with what the others were
-// doing.
+// doing. Every wait ends after RunOptions::world.timeout, five minutes unless set.
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <vector>
 
 #include "yoke/comm/communicator.h"

@@ -1,11 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "yoke/comm/world.h"
 
+#include <algorithm>
+
 namespace yoke::comm {
+namespace {
+
+// A deadline is a time point: now plus the timeout must exist.
+WorldOptions within_reason(WorldOptions options) {
+  constexpr Duration kLongest = std::chrono::hours(24 * 365);
+  options.timeout = std::clamp(options.timeout, Duration(1), kLongest);
+  return options;
+}
+
+}  // namespace
 
 World::World(int size, WorldOptions options)
     : size_(size),
-      options_(std::move(options)),
+      options_(within_reason(std::move(options))),
       flights_(size, options_.flights_per_rank, clock_),
       left_(size_t(size)) {}
 

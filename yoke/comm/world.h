@@ -22,7 +22,7 @@
 namespace yoke::comm {
 
 struct WorldOptions {
-  Duration timeout = std::chrono::seconds(300);  // of every wait
+  Duration timeout = std::chrono::seconds(300);  // of every wait; a year at the most
   size_t flights_per_rank = 64;
   // Called by the issuing rank before each operation: a seam where tests delay or break a rank.
   std::function<void(int rank, OpKind kind)> before_issue = nullptr;

@@ -125,6 +125,12 @@ TEST_P(CommContract, ARankThatReturnedIsNotAwaited) {
   EXPECT_NE(text.find("rank 1, which has returned without joining"), std::string::npos) << text;
 }
 
+// Ranks leave right after their last operation, while others still wait in it.
+TEST_P(CommContract, ARankThatReturnsAfterJoiningIsNotMissed) {
+  for (int repeat = 0; repeat < 100; ++repeat)
+    run([&](Communicator& comm) { comm.all_reduce(full({3}, 1)).synchronize(); });
+}
+
 TEST_P(CommContract, ARankThatThrowsWakesItsPeersWithItsWords) {
   std::atomic<int> woken{0};
   const std::string text = failure_of([&](Communicator& comm) {

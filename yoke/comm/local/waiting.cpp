@@ -76,15 +76,21 @@ void LocalGroup::stream_wait(int rank, const Pending& pending, at::Device device
     pending.lane->wait_for(pending.lane_number, device);
 }
 
-// A rank that has returned will never join: say so now, not at the deadline.
+// A rank that has returned will never join: say so now, not at the deadline. Who has left is looked
+// up first: what is missing after that will stay so, while the other way round it could still have
+// come.
 void LocalGroup::check_missing(int rank, const Pending& pending) {
+  std::vector<int> gone;
+  for (const int member : members_)
+    if (world_->left(member)) gone.push_back(member);
+  if (gone.empty()) return;
   std::vector<int> missing;
   {
     MutexLock lock(mutex_);
     missing = pending.missing;
   }
-  for (const int other : missing)
-    if (world_->left(other))
+  for (const int other : gone)
+    if (std::ranges::count(missing, other) > 0)
       call_off(rank, Kind::Comm,
                cat(pending.text(), " on ", name_, ": rank ", world_rank(rank), " waits for rank ",
                    other, ", which has returned without joining"));

@@ -85,9 +85,6 @@ endfunction()
 
 macro(yoke_rooms)
   foreach(room ${ARGN})
-    if(NOT EXISTS "${PROJECT_SOURCE_DIR}/yoke/${room}/CMakeLists.txt")
-      continue()
-    endif()
     file(STRINGS "${PROJECT_SOURCE_DIR}/yoke/${room}/CMakeLists.txt" needs_torch REGEX "TORCH" LIMIT_COUNT 1)
     if(YOKE_WITH_TORCH OR NOT needs_torch)
       add_subdirectory(yoke/${room} rooms/${room})  # build/yoke is the program

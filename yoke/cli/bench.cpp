@@ -62,14 +62,14 @@ void write_json(const BenchLine& line) {
                                        {"verified", line.verified}});
 }
 
-// A Markdown table; `speedup` is against our own line of the same size.
-void write_row(const BenchLine& line, const BenchLine* ours) {
+// A row of a Markdown table; "we are" so many times as fast as that line.
+void write_row(const BenchLine& line, const BenchLine& ours) {
   std::string ratio = "";
   const bool comparable =
       line.backend != "memcpy" || line.bytes >= 64 << 10;  // else it is no time at all
-  if (comparable && ours != &line) {
+  if (comparable && &ours != &line) {
     char text[32];
-    std::snprintf(text, sizeof text, "%.2fx", line.median_us / ours->median_us);
+    std::snprintf(text, sizeof text, "%.2fx", line.median_us / ours.median_us);
     ratio = text;
   }
   std::printf("| %-14s | %-8s | %9s | %12.2f | %10.2f | %10.2f | %9.2f | %9.2f | %10s | %-8s |\n",
@@ -126,7 +126,7 @@ void bench_comm(const Options& options) {
         if (options.json)
           write_json(line);
         else
-          write_row(line, &lines.front());
+          write_row(line, lines.front());
         all_verified = all_verified && line.verified;
       }
     }

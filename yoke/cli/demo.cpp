@@ -12,11 +12,11 @@
 
 #include "yoke/base/rng.h"
 #include "yoke/base/text.h"
+#include "yoke/cli/environment.h"
 #include "yoke/cli/flight_watch.h"
 #include "yoke/net/http.h"
 #include "yoke/observe/json_lines.h"
 #include "yoke/observe/metrics.h"
-#include "yoke/topo/host.h"
 #include "yoke/topo/mesh.h"
 
 namespace yoke::cli {
@@ -158,7 +158,7 @@ void demo(const Options& options) {
   if (!(options.timeout_s > 0 && options.timeout_s <= 86400))
     fail(Kind::Usage, "--timeout wants more than 0 seconds and at most a day (86400), got ",
          options.timeout_s);
-  const topo::Host host = topo::read_host();
+  const topo::Host host = read_visible_host(read_environment());
   DemoRun run{.devices = topo::parse_devices(options.devices, &host), .steps = options.steps};
   const int num_ranks = int(run.devices.size());
   if (!options.mesh.empty()) {

@@ -12,6 +12,7 @@
 
 #include "yoke/base/error.h"
 #include "yoke/base/text.h"
+#include "yoke/cli/environment.h"
 #include "yoke/observe/json_lines.h"
 
 namespace yoke::cli {
@@ -169,11 +170,7 @@ Finding check_launch(const topo::Environment& environment) {
 
 Machine read_machine() {
   Machine machine{.environment = read_environment(), .torch_version = TORCH_VERSION};
-  topo::HostOptions options;
-  if (const auto visible = machine.environment.find("CUDA_VISIBLE_DEVICES");
-      visible != machine.environment.end())
-    options.cuda_visible_devices = visible->second;
-  machine.host = topo::read_host(options);
+  machine.host = read_visible_host(machine.environment);
   // Loaded with this program or not at all.
   if (void* cuda = ::dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD)) {
     machine.torch_has_cuda = true;
@@ -214,16 +211,6 @@ void print_json(std::ostream& out, const std::vector<Finding>& findings) {
                  {"status", to_string(finding.health)},
                  {"detail", finding.detail},
                  {"todo", finding.todo}});
-}
-
-topo::Environment read_environment() {
-  topo::Environment environment;
-  for (char** entry = environ; *entry != nullptr; ++entry) {
-    const std::string_view text = *entry;
-    const size_t equals = text.find('=');
-    if (equals != text.npos) environment.emplace(text.substr(0, equals), text.substr(equals + 1));
-  }
-  return environment;
 }
 
 void add_doctor(CLI::App& app) {

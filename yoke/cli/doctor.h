@@ -38,9 +38,6 @@ std::vector<Finding> examine(const Machine& machine);
 void print_text(std::ostream& out, const std::vector<Finding>& findings);
 void print_json(std::ostream& out, const std::vector<Finding>& findings);  // one object a line
 
-// The process's own environment: nothing below this room reads it.
-topo::Environment read_environment();
-
 // Ends with exit code 1 if something is missing.
 void add_doctor(CLI::App& app);
 

@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+// The process's environment, as a value: no room below this one reads it.
+#pragma once
+
+#include "yoke/topo/host.h"
+#include "yoke/topo/launch.h"
+
+namespace yoke::cli {
+
+topo::Environment read_environment();
+// This host, with the GPUs that CUDA_VISIBLE_DEVICES lets this process see, numbered as CUDA does.
+topo::Host read_visible_host(const topo::Environment& environment);
+
+}  // namespace yoke::cli

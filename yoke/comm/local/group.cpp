@@ -154,19 +154,8 @@ bool LocalGroup::help(int rank, bool steal) {
   return ran > 0;
 }
 
-// Nobody shall count on an operation any more that could not be carried through.
-template <typename Step>
-void LocalGroup::carry_out(int rank, Collective& op, Step step) {
-  try {
-    step();
-  } catch (const std::exception& error) {
-    op.stage.store(Pending::Stage::Open, std::memory_order_release);
-    call_off(rank, Kind::Comm, cat(op.text(), " on ", name_, " broke off: ", error.what()));
-  }
-}
-
 void LocalGroup::start(int rank, Collective& op) {
-  carry_out(rank, op, [&] {
+  carry_out(rank, {&op}, [&] {
     if (op.kind == OpKind::Split) form_groups(op);
     const auto jobs = jobs_of(op.parts);
     if (op.on_cuda) {
@@ -189,7 +178,7 @@ void LocalGroup::start(int rank, Collective& op) {
 
 void LocalGroup::finish(int rank, Collective& op) {
   if (!op.on_cuda) {
-    carry_out(rank, op, [&] {
+    carry_out(rank, {&op}, [&] {
       for (const auto& part : op.parts) run_copies(part.after);
     });
     op.drop_tensors();

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <deque>
+#include <initializer_list>
 #include <map>
 #include <memory>
 #include <string>
@@ -55,12 +56,22 @@ class LocalGroup {
   LocalGroup(std::shared_ptr<World> world, std::string name, std::vector<int> members);
   // Fails the world on behalf of `rank`, and throws.
   [[noreturn]] void call_off(int rank, Kind kind, const std::string& what);
+  // Runs a step of operations in flight. If it throws, nobody shall count on them any more.
+  template <typename Step>
+  void carry_out(int rank, std::initializer_list<Pending*> operations, Step step) {
+    try {
+      step();
+    } catch (const std::exception& error) {
+      for (Pending* operation : operations)
+        operation->stage.store(Pending::Stage::Open, std::memory_order_release);
+      call_off(rank, Kind::Comm,
+               cat((*operations.begin())->text(), " on ", name_, " broke off: ", error.what()));
+    }
+  }
 
   // group.cpp: collectives
   std::shared_ptr<Collective> post_collective(int rank, Operation part);
   bool help(int rank, bool steal);
-  template <typename Step>
-  void carry_out(int rank, Collective& op, Step step);
   void start(int rank, Collective& op);
   void finish(int rank, Collective& op);
   void settle_head() YOKE_REQUIRES(mutex_);
@@ -68,10 +79,11 @@ class LocalGroup {
 
   // messages.cpp: point to point
   std::shared_ptr<Message> post_message(int rank, Operation part);
-  void deliver(const std::shared_ptr<Message>& send, const std::shared_ptr<Message>& recv);
+  void deliver(int rank, Message& send, Message& recv);
 
   // waiting.cpp: deadlines
   void check_missing(int rank, const Pending& pending);
+  std::vector<int> missing_in(const Pending& pending) YOKE_EXCLUDES(mutex_);
   std::string lateness(const Pending& pending);
   void watch(std::shared_ptr<Pending> pending) YOKE_REQUIRES(mutex_);
   void collect() YOKE_REQUIRES(mutex_);
@@ -84,8 +96,8 @@ class LocalGroup {
   std::shared_ptr<void> wake_token_;
   // On cache lines of their own: those who wait read them without end.
   alignas(64) EventCount changed_;
-  alignas(64) std::atomic<int> claimable_{
-      0};  // shares of the head with items left; 1 before its start
+  // claimable_: shares of the head that have items left; 1 when it is yet to be started.
+  alignas(64) std::atomic<int> claimable_{0};
   alignas(64) Mutex mutex_;
   uint64_t completed_ YOKE_GUARDED_BY(mutex_) = 0;        // collectives that have left the queue
   std::vector<uint64_t> posted_ YOKE_GUARDED_BY(mutex_);  // collectives, by rank

@@ -55,37 +55,31 @@ std::shared_ptr<Message> LocalGroup::post_message(int rank, Operation part) {
         if (conflict.empty()) side->stage.store(Pending::Stage::Settled, std::memory_order_release);
       }
       // Under the lock, because a lane takes its operations in order; it only enqueues.
-      if (on_cuda && conflict.empty()) deliver(sends ? mine : other, sends ? other : mine);
+      if (on_cuda && conflict.empty())
+        deliver(rank, sends ? *mine : *other, sends ? *other : *mine);
     }
   }
   if (!conflict.empty()) call_off(rank, Kind::Comm, conflict);
-  if (other && !on_cuda) {
-    try {
-      deliver(sends ? mine : other, sends ? other : mine);
-    } catch (const std::exception& error) {
-      for (const auto& side : {mine, other})
-        side->stage.store(Pending::Stage::Open, std::memory_order_release);
-      call_off(rank, Kind::Comm, cat(mine->text(), " on ", name_, " broke off: ", error.what()));
-    }
-  }
+  if (other && !on_cuda) deliver(rank, sends ? *mine : *other, sends ? *other : *mine);
   if (other) changed_.notify_all();
   return mine;
 }
 
-void LocalGroup::deliver(const std::shared_ptr<Message>& send,
-                         const std::shared_ptr<Message>& recv) {
-  const std::vector<Job> jobs{{{send->part.inputs[0]}, {recv->part.outputs[0]}}};
-  if (send->on_cuda) {
-    send->launched = send->lane->launch(send->lane_number, {send->part, recv->part},
-                                        {send->mark, recv->mark}, jobs);
-    recv->launched = send->launched;
-  } else {
-    run_copies(send->part.before);
-    const CpuItems items(jobs, send->part);
+void LocalGroup::deliver(int rank, Message& send, Message& recv) {
+  carry_out(rank, {&send, &recv}, [&] {
+    const std::vector<Job> jobs{{{send.part.inputs[0]}, {recv.part.outputs[0]}}};
+    if (send.on_cuda) {
+      send.launched =
+          send.lane->launch(send.lane_number, {send.part, recv.part}, {send.mark, recv.mark}, jobs);
+      recv.launched = send.launched;
+      return;
+    }
+    run_copies(send.part.before);
+    const CpuItems items(jobs, send.part);
     for (int64_t item = 0; item < items.size(); ++item) items.run(item);
-    run_copies(recv->part.after);
-  }
-  for (const auto& side : {send, recv}) {
+    run_copies(recv.part.after);
+  });
+  for (Message* side : {&send, &recv}) {
     if (!side->on_cuda) side->drop_tensors();
     world_->flights().finish(world_rank(side->rank), side->ticket);
     side->stage.store(Pending::Stage::Done, std::memory_order_release);

@@ -54,9 +54,8 @@ struct Collective final : Pending {
       : parts(size), tickets(size), marks(size), shares(size), formed(size) {}
   void drop_tensors() override { parts.clear(); }
   std::string text() const override { return cat(to_string(kind), " #", sequence); }
-  int64_t num_shares() const {
-    return std::min(int64_t(shares.size()), items.size());
-  }  // with items
+  // Those that have items.
+  int64_t num_shares() const { return std::min(int64_t(shares.size()), items.size()); }
 
   std::vector<Operation> parts;  // by rank
   std::vector<uint64_t> tickets;
@@ -81,7 +80,6 @@ struct Message final : Pending {
   int peer = 0;  // as the world counts
   uint64_t ticket = 0;
   std::shared_ptr<CudaEvent> mark = nullptr;
-  std::shared_ptr<Message> partner = nullptr;  // kept alive on CUDA until both are over
 };
 
 }  // namespace yoke::comm

@@ -84,11 +84,7 @@ void LocalGroup::check_missing(int rank, const Pending& pending) {
   for (const int member : members_)
     if (world_->left(member)) gone.push_back(member);
   if (gone.empty()) return;
-  std::vector<int> missing;
-  {
-    MutexLock lock(mutex_);
-    missing = pending.missing;
-  }
+  const auto missing = missing_in(pending);
   for (const int other : gone)
     if (std::ranges::count(missing, other) > 0)
       call_off(rank, Kind::Comm,
@@ -96,12 +92,13 @@ void LocalGroup::check_missing(int rank, const Pending& pending) {
                    other, ", which has returned without joining"));
 }
 
+std::vector<int> LocalGroup::missing_in(const Pending& pending) {
+  MutexLock lock(mutex_);
+  return pending.missing;
+}
+
 std::string LocalGroup::lateness(const Pending& pending) {
-  std::vector<int> missing;
-  {
-    MutexLock lock(mutex_);
-    missing = pending.missing;
-  }
+  const auto missing = missing_in(pending);
   std::string arrived, absent;
   for (const int member : members_) {
     if (!std::ranges::count(missing, member))

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <ranges>
 #include <thread>
 
 #include "yoke/base/text.h"
@@ -31,6 +32,14 @@ void pin_to_cores(int rank, int num_ranks) {
   sched_setaffinity(0, sizeof mine, &mine);
 }
 
+// Which of its host's ranks it is.
+int place_on_host(const World& world, int rank) {
+  int place = 0;
+  for (int other = 0; other < rank; ++other)
+    place += world.place(other).host == world.place(rank).host;
+  return place;
+}
+
 void fail_as(World& world, int rank, const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
@@ -46,9 +55,9 @@ void fail_as(World& world, int rank, const std::exception_ptr& error) {
 }
 
 // The first failure as the caller of run_ranks hears of it.
-Error report(const World::Failure& failure) {
+Error report(const World& world, const World::Failure& failure) {
   std::string text =
-      failure.rank < 0 ? failure.what : cat("rank ", failure.rank, " failed: ", failure.what);
+      failure.rank < 0 ? failure.what : cat(world.name_of(failure.rank), " failed: ", failure.what);
   if (!failure.others.empty()) {
     const size_t listed = std::min(kMaxListed, failure.others.size());
     text += "\n  meanwhile " +
@@ -61,24 +70,34 @@ Error report(const World::Failure& failure) {
 
 }  // namespace
 
-void run_ranks(int num_ranks, const std::function<void(Communicator&)>& run,
-               const RunOptions& options) {
-  if (num_ranks < 1) fail(Kind::Usage, "a run needs at least 1 rank, got ", num_ranks);
+void detail::run_here(const std::shared_ptr<World>& world,
+                      const std::function<void(Communicator&)>& run, const RunOptions& options) {
+  const int first = world->first_here(), num_ranks = world->num_here();
   if (!options.devices.empty() && int(options.devices.size()) != num_ranks)
     fail(Kind::Usage, num_ranks, " ranks need ", num_ranks, " devices, got ",
          options.devices.size());
+  const int on_host = int(std::ranges::count_if(std::views::iota(0, world->size()), [&](int rank) {
+    return world->place(rank).host == world->place(first).host;
+  }));
   const int cores = std::max(1, int(std::thread::hardware_concurrency()));
   const int threads =
-      options.threads_per_rank > 0 ? options.threads_per_rank : std::max(1, cores / num_ranks);
+      options.threads_per_rank > 0 ? options.threads_per_rank : std::max(1, cores / on_host);
 
-  const auto world = std::make_shared<World>(num_ranks, options.world);
   if (options.on_world) options.on_world(world);
-  auto ends = make_local(world);
+  const BackendFactory backend = options.backend ? options.backend : local_backend();
+  std::vector<Communicator> ends;
+  try {
+    ends = backend.connect(world, options.devices);
+  } catch (...) {
+    fail_as(*world, first, std::current_exception());
+    throw;
+  }
   std::vector<std::exception_ptr> errors(static_cast<size_t>(num_ranks));
-  auto rank_main = [&](int rank) {
-    const auto me = size_t(rank);
+  auto rank_main = [&](int place) {
+    const auto me = size_t(place);
+    const int rank = first + place;
     try {
-      if (options.pin) pin_to_cores(rank, num_ranks);
+      if (options.pin) pin_to_cores(place_on_host(*world, rank), on_host);
       // Without the first call, a thread takes the last number that any thread has set.
       at::get_num_threads();
       at::set_num_threads(threads);
@@ -94,17 +113,24 @@ void run_ranks(int num_ranks, const std::function<void(Communicator&)>& run,
   };
   {
     std::vector<std::jthread> threads_of_ranks;
-    for (int rank = 0; rank < num_ranks; ++rank) threads_of_ranks.emplace_back(rank_main, rank);
+    for (int place = 0; place < num_ranks; ++place) threads_of_ranks.emplace_back(rank_main, place);
   }
 
   const auto failure = world->failure();
   if (!failure) return;
-  if (failure->rank < 0 || !errors[size_t(failure->rank)]) throw report(*failure);
+  const bool mine = failure->rank >= 0 && world->here(failure->rank);
+  if (!mine || !errors[size_t(failure->rank - first)]) throw report(*world, *failure);
   try {
-    std::rethrow_exception(errors[size_t(failure->rank)]);
+    std::rethrow_exception(errors[size_t(failure->rank - first)]);
   } catch (...) {
-    std::throw_with_nested(report(*failure));  // the rank's own exception goes along
+    std::throw_with_nested(report(*world, *failure));  // the rank's own exception goes along
   }
+}
+
+void run_ranks(int num_ranks, const std::function<void(Communicator&)>& run,
+               const RunOptions& options) {
+  if (num_ranks < 1) fail(Kind::Usage, "a run needs at least 1 rank, got ", num_ranks);
+  detail::run_here(std::make_shared<World>(num_ranks, options.world), run, options);
 }
 
 }  // namespace yoke::comm

@@ -2,6 +2,9 @@
 #include "yoke/comm/world.h"
 
 #include <algorithm>
+#include <string_view>
+
+#include "yoke/base/text.h"
 
 namespace yoke::comm {
 namespace {
@@ -16,18 +19,31 @@ WorldOptions within_reason(WorldOptions options) {
 }  // namespace
 
 World::World(int size, WorldOptions options)
-    : size_(size),
+    : World(Membership{std::vector<Place>(size_t(size)), 0, size, make_memory_store()},
+            std::move(options)) {}
+
+World::World(Membership members, WorldOptions options)
+    : members_(std::move(members)),
+      size_(int(members_.places.size())),
+      first_(members_.first),
+      count_(members_.count),
       options_(within_reason(std::move(options))),
-      flights_(size, options_.flights_per_rank, clock_),
-      left_(size_t(size)) {}
+      flights_(size_, options_.flights_per_rank, clock_),
+      left_(size_t(size_)) {}
 
 void World::fail(int rank, Kind kind, const std::string& what) {
+  if (failed()) return;
+  Failure failure{.rank = rank, .kind = kind, .what = what, .others = {}};
+  for (int other = 0; other < size_; ++other)
+    if (other != rank) failure.others.push_back(whereabouts(other));
+  fail(std::move(failure));
+}
+
+void World::fail(Failure failure) {
   {
     MutexLock lock(mutex_);
     if (failure_) return;
-    failure_ = Failure{.rank = rank, .kind = kind, .what = what, .others = {}};
-    for (int other = 0; other < size_; ++other)
-      if (other != rank) failure_->others.push_back(whereabouts(other));
+    failure_ = std::move(failure);
     failed_.store(true, std::memory_order_release);
   }
   wake_all();
@@ -37,11 +53,39 @@ void World::raise(int rank) const {
   const auto first = failure();
   YOKE_CHECK(first);
   if (first->rank == rank || first->rank < 0) throw Error(first->kind, first->what);
-  yoke::fail(Kind::Comm, "rank ", first->rank, " failed: ", first->what);
+  yoke::fail(Kind::Comm, name_of(first->rank), " failed: ", first->what);
+}
+
+std::string World::name_of(int rank) const {
+  if (one_process()) return cat("rank ", rank);
+  return cat("rank ", rank, " (host ", place(rank).host, ", process ", place(rank).process, ")");
 }
 
 std::string World::whereabouts(int rank) const {
-  return left(rank) ? cat("rank ", rank, ": returned") : flights_.describe(rank);
+  return cat(name_of(rank), ": ", left(rank) ? "returned" : flights_.describe(rank));
+}
+
+std::string World::lateness(const std::string& operation, const std::vector<int>& members,
+                            const std::vector<int>& missing) const {
+  std::string arrived, absent;
+  for (const int member : members) {
+    if (!std::ranges::count(missing, member))
+      arrived += cat(arrived.empty() ? "" : ", ", member);
+    else
+      absent += cat(absent.empty() ? "" : "; ", whereabouts(member));
+  }
+  return cat(duration_text(timeout()), " (run.timeout_s) for ", operation,
+             "; arrived: ", arrived.empty() ? "nobody" : arrived,
+             "; not arrived: ", absent.empty() ? "nobody" : absent);
+}
+
+bool World::has_called(int rank, uint32_t group, uint64_t sequence) const {
+  const auto records = flights_.records(rank);
+  return std::ranges::any_of(records, [&](const auto& record) {
+    const std::string_view kind = record.flight.kind;
+    return record.flight.group == group && record.flight.sequence >= sequence &&
+           kind != to_string(OpKind::Send) && kind != to_string(OpKind::Recv);
+  });
 }
 
 std::optional<World::Failure> World::failure() const {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <ostream>
+#include <string_view>
 
 #include "yoke/base/error.h"
 #include "yoke/base/text.h"
@@ -46,6 +47,27 @@ void FlightRecorder::name_group(uint32_t group, std::string name) {
   names_[group] = std::move(name);
 }
 
+void FlightRecorder::note(int rank, Record record, const std::string& group) {
+  {
+    MutexLock lock(names_mutex_);
+    const auto found =
+        std::ranges::find_if(names_, [&](const auto& entry) { return entry.second == group; });
+    // Numbers from the top, which the groups of this process will not reach.
+    record.flight.group = found != names_.end() ? found->first : ~uint32_t(names_.size());
+    if (found == names_.end()) names_[record.flight.group] = group;
+  }
+  Lane& lane = this->lane(rank);
+  MutexLock lock(lane.mutex);
+  const auto same = [&](const Flight& flight) {
+    return flight.group == record.flight.group && flight.sequence == record.flight.sequence &&
+           std::string_view(flight.kind) == record.flight.kind;
+  };
+  const bool known =
+      lane.num_posted > 0 && same(lane.ring[(lane.num_posted - 1) % lane.ring.size()].flight);
+  if (!known) ++lane.num_posted;
+  lane.ring[(lane.num_posted - 1) % lane.ring.size()] = record;
+}
+
 std::string FlightRecorder::group_name(uint32_t group) const {
   MutexLock lock(names_mutex_);
   const auto found = names_.find(group);
@@ -72,7 +94,7 @@ std::optional<FlightRecorder::Record> FlightRecorder::last(int rank) const {
 std::string FlightRecorder::describe(int rank) const {
   const auto all = records(rank);
   const Time now = clock_.now();
-  if (all.empty()) return cat("rank ", rank, ": no operation yet");
+  if (all.empty()) return "no operation yet";
 
   auto what = [&](const Flight& flight) {
     std::string text = cat(flight.kind, " #", flight.sequence, " on ", group_name(flight.group));
@@ -82,10 +104,10 @@ std::string FlightRecorder::describe(int rank) const {
   const auto in_flight = [](const Record& record) { return !record.finished; };
   const auto oldest = std::ranges::find_if(all, in_flight);
   if (oldest == all.end())
-    return cat("rank ", rank, ": finished ", what(all.back().flight), " ",
-               duration_text(now - *all.back().finished), " ago");
+    return cat("finished ", what(all.back().flight), " ", duration_text(now - *all.back().finished),
+               " ago");
 
-  std::string text = cat("rank ", rank, ": ", what(oldest->flight));
+  std::string text = what(oldest->flight);
   if (oldest->flight.bytes > 0) text += ", " + bytes_text(oldest->flight.bytes);
   text += ", waiting for " + duration_text(now - oldest->posted);
   const auto others = std::count_if(oldest + 1, all.end(), in_flight);
@@ -108,7 +130,7 @@ void FlightRecorder::dump(std::ostream& out) const {
   for (int rank = 0; rank < num_ranks_; ++rank) {
     const auto all = records(rank);
     const Time now = clock_.now();
-    out << describe(rank) << '\n';
+    out << "rank " << rank << ": " << describe(rank) << '\n';
     if (!all.empty()) row({"posted", "operation", "group", "bytes", "peer", "took"});
     for (const auto& [flight, posted, finished] : all)
       row({duration_text(now - posted) + " ago", cat(flight.kind, " #", flight.sequence),

@@ -45,10 +45,14 @@ class FlightRecorder {
   std::optional<Record> last(int rank) const;
   std::vector<Record> records(int rank) const;  // oldest first
 
-  // One line for error messages, about the oldest operation in flight, else the last one:
-  //   rank 2: all_reduce #17 on world, 4 MiB, waiting for 31 s
-  //   rank 1: finished barrier #16 on world 2 s ago
-  //   rank 0: no operation yet
+  // What another process tells of a rank of its own; groups are the same if they have one name.
+  void note(int rank, Record record, const std::string& group);
+  std::string group_name(uint32_t group) const;
+
+  // A few words for error messages, about the oldest operation in flight, else the last one:
+  //   all_reduce #17 on world, 4 MiB, waiting for 31 s
+  //   finished barrier #16 on world 2 s ago
+  //   no operation yet
   std::string describe(int rank) const;
   // A table of all records of all ranks. Must not be called from a signal handler.
   void dump(std::ostream& out) const;
@@ -61,7 +65,6 @@ class FlightRecorder {
   };
 
   Lane& lane(int rank) const;
-  std::string group_name(uint32_t group) const;
 
   const Clock& clock_;
   const int num_ranks_;

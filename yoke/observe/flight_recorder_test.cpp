@@ -14,7 +14,7 @@ using namespace std::chrono_literals;
 
 TEST(FlightRecorder, DescribesARankThatDidNothing) {
   const ManualClock clock;
-  EXPECT_EQ(FlightRecorder(1, 4, clock).describe(0), "rank 0: no operation yet");
+  EXPECT_EQ(FlightRecorder(1, 4, clock).describe(0), "no operation yet");
 }
 
 TEST(FlightRecorder, DescribesWhatARankWaitsForAndHowLong) {
@@ -23,7 +23,7 @@ TEST(FlightRecorder, DescribesWhatARankWaitsForAndHowLong) {
   recorder.name_group(7, "world");
   recorder.post(2, {.kind = "all_reduce", .group = 7, .sequence = 17, .bytes = 4 << 20});
   clock.advance(31s);
-  EXPECT_EQ(recorder.describe(2), "rank 2: all_reduce #17 on world, 4 MiB, waiting for 31 s");
+  EXPECT_EQ(recorder.describe(2), "all_reduce #17 on world, 4 MiB, waiting for 31 s");
 }
 
 TEST(FlightRecorder, DescribesWhatARankFinishedLast) {
@@ -33,7 +33,7 @@ TEST(FlightRecorder, DescribesWhatARankFinishedLast) {
   const auto ticket = recorder.post(1, {.kind = "barrier", .sequence = 16});
   recorder.finish(1, ticket);
   clock.advance(2s);
-  EXPECT_EQ(recorder.describe(1), "rank 1: finished barrier #16 on world 2 s ago");
+  EXPECT_EQ(recorder.describe(1), "finished barrier #16 on world 2 s ago");
 }
 
 TEST(FlightRecorder, DescribesTheOldestOfSeveralInFlight) {
@@ -45,7 +45,7 @@ TEST(FlightRecorder, DescribesTheOldestOfSeveralInFlight) {
   recorder.post(0, {.kind = "recv", .group = 3, .sequence = 3});
   recorder.finish(0, later);
   EXPECT_EQ(recorder.describe(0),
-            "rank 0: send #1 on group 3 with rank 5, 64 B, waiting for 1 s, 1 more in flight");
+            "send #1 on group 3 with rank 5, 64 B, waiting for 1 s, 1 more in flight");
 }
 
 TEST(FlightRecorder, KeepsTheNewestRecordsOldestFirst) {

@@ -100,15 +100,24 @@ class LocalBackend final : public Backend {
   const int rank_;
 };
 
-}  // namespace
-
-std::vector<Communicator> make_local(const std::shared_ptr<World>& world) {
+std::vector<Communicator> connect(const std::shared_ptr<World>& world) {
+  if (!world->one_process())
+    fail(Kind::Usage, "the local backend joins the threads of one process, and this world has ",
+         world->size() - world->num_here(),
+         " ranks in others; choose shm (one host), nccl (GPUs) or mpi");
   std::vector<int> members(size_t(world->size()));
   std::iota(members.begin(), members.end(), 0);
   const auto group = LocalGroup::make(world, "world", members);
   std::vector<Communicator> ends;
   for (const int rank : members) ends.emplace_back(std::make_shared<LocalBackend>(group, rank));
   return ends;
+}
+
+}  // namespace
+
+BackendFactory local_backend() {
+  return {.name = "local",
+          .connect = [](const auto& world, const auto&) { return connect(world); }};
 }
 
 }  // namespace yoke::comm

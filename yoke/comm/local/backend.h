@@ -3,15 +3,10 @@
 // and CUDA tensors where the build has CUDA.
 #pragma once
 
-#include <memory>
-#include <vector>
-
-#include "yoke/comm/communicator.h"
-#include "yoke/comm/world.h"
+#include "yoke/comm/backend_factory.h"
 
 namespace yoke::comm {
 
-// One communicator for each rank of `world`, in rank order; hand each to its thread.
-std::vector<Communicator> make_local(const std::shared_ptr<World>& world);
+BackendFactory local_backend();
 
 }  // namespace yoke::comm

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 
-#include "yoke/base/text.h"
 #include "yoke/comm/local/group.h"
 
 namespace yoke::comm {
@@ -98,17 +97,7 @@ std::vector<int> LocalGroup::missing_in(const Pending& pending) {
 }
 
 std::string LocalGroup::lateness(const Pending& pending) {
-  const auto missing = missing_in(pending);
-  std::string arrived, absent;
-  for (const int member : members_) {
-    if (!std::ranges::count(missing, member))
-      arrived += cat(arrived.empty() ? "" : ", ", member);
-    else
-      absent += cat(absent.empty() ? "" : "; ", world_->whereabouts(member));
-  }
-  return cat(duration_text(world_->timeout()), " (run.timeout_s) for ", pending.text(), " on ",
-             name_, "; arrived: ", arrived.empty() ? "nobody" : arrived,
-             "; not arrived: ", absent.empty() ? "nobody" : absent);
+  return world_->lateness(cat(pending.text(), " on ", name_), members_, missing_in(pending));
 }
 
 void LocalGroup::watch(std::shared_ptr<Pending> pending) {

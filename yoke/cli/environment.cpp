@@ -5,15 +5,7 @@
 
 namespace yoke::cli {
 
-topo::Environment read_environment() {
-  topo::Environment environment;
-  for (char** entry = environ; *entry != nullptr; ++entry) {
-    const std::string_view text = *entry;
-    const size_t equals = text.find('=');
-    if (equals != text.npos) environment.emplace(text.substr(0, equals), text.substr(equals + 1));
-  }
-  return environment;
-}
+topo::Environment read_environment() { return topo::environment_of(environ); }
 
 topo::Host read_visible_host(const topo::Environment& environment) {
   topo::HostOptions options;

@@ -46,6 +46,7 @@ class Backend {
   virtual Work issue_group(std::vector<Operation> messages) = 0;   // sends and recvs, as one
   virtual std::shared_ptr<Backend> split(int color, int key) = 0;  // null for a negative color
   virtual void abort(const std::string& reason) = 0;
+  virtual void leave() = 0;  // the rank returns: what peers need of it is done first
   virtual at::Tensor allocate(at::IntArrayRef sizes, const at::TensorOptions& options) = 0;
   virtual Capabilities capabilities() const = 0;
 };
@@ -107,6 +108,8 @@ class Communicator {
   void barrier() const;
   // Ends the world of this group: every rank that waits or calls gets an error with `reason`.
   void abort(const std::string& reason) const { backend_->abort(reason); }
+  // What run_ranks calls when a rank has returned: others may still need it for what is in flight.
+  void leave() const { backend_->leave(); }
   // Memory that this backend moves fastest; uninitialised.
   at::Tensor allocate(at::IntArrayRef sizes, const at::TensorOptions& options) const {
     return backend_->allocate(sizes, options);

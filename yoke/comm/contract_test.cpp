@@ -2,10 +2,14 @@
 // The contract of communicator.h: what the operations give.
 #include "yoke/comm/contract_test.h"
 
+#include <unistd.h>
+
+#include <bit>
 #include <cmath>
 #include <thread>
 
 #include "yoke/base/rng.h"
+#include "yoke/comm/shm/backend.h"
 
 namespace yoke::comm {
 namespace {
@@ -24,7 +28,7 @@ TEST_P(CommContract, KnowsRankSizeAndCapabilities) {
     EXPECT_TRUE(comm.capabilities().cpu || comm.capabilities().cuda);
     ranks += 1 << comm.rank();
   });
-  EXPECT_EQ(ranks, (1 << size()) - 1);
+  EXPECT_EQ(std::popcount(unsigned(ranks)), here());
 }
 
 TEST_P(CommContract, AllReduceSumsEveryDtype) {
@@ -516,11 +520,22 @@ TEST_P(CommContract, RandomSequencesWithRandomDelaysGiveTheRightValues) {
 
 namespace {
 
-std::vector<Case> cases(const std::string& backend, at::Device device,
-                        const std::vector<int>& sizes) {
+std::vector<Case> cases(const std::string& name, at::Device device, const std::vector<int>& sizes,
+                        const BackendFactory& backend = {}) {
   std::vector<Case> result;
-  for (const int size : sizes) result.push_back({backend, device, size});
+  for (const int size : sizes) result.push_back({name, device, size, backend});
   return result;
+}
+
+// This process as one of several, if a launcher has started it so. YOKE_TEST_RANKS: rank threads.
+std::vector<Case> launched_cases() {
+  const auto environment = topo::environment_of(environ);
+  const auto launch = topo::discover(environment);
+  if (launch.world_size == 1) return {};
+  const auto ranks = environment.find("YOKE_TEST_RANKS");
+  const int here = ranks == environment.end() ? 1 : std::stoi(ranks->second);
+  Case result{"shm", at::kCPU, launch.world_size * here, shm_backend(), launch, here};
+  return {result};
 }
 
 std::string name_of(const testing::TestParamInfo<Case>& info) {
@@ -531,6 +546,10 @@ std::string name_of(const testing::TestParamInfo<Case>& info) {
 
 INSTANTIATE_TEST_SUITE_P(Local, CommContract,
                          testing::ValuesIn(cases("local", at::kCPU, {1, 2, 3, 4, 7})), name_of);
+INSTANTIATE_TEST_SUITE_P(Shm, CommContract,
+                         testing::ValuesIn(cases("shm", at::kCPU, {1, 2, 3, 4, 7}, shm_backend())),
+                         name_of);
+INSTANTIATE_TEST_SUITE_P(Launched, CommContract, testing::ValuesIn(launched_cases()), name_of);
 INSTANTIATE_TEST_SUITE_P(Gpu, CommContract,
                          testing::ValuesIn(cases("local_cuda", at::Device(at::kCUDA, 0),
                                                  {1, 2, 4})),

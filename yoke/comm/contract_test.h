@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The fixture of the communicator's contract, which every backend passes at every group size:
 // values in contract_test.cpp, failures in contract_failure_test.cpp. A backend joins by adding
-// itself to the instantiations at the end of contract_test.cpp.
+// itself to the instantiations at the end of contract_test.cpp. Started by a launcher as several
+// processes, each runs the whole suite, and they form a new world for each run().
 #pragma once
 
 #include <ATen/Functions.h>
@@ -10,12 +11,14 @@
 
 #include <atomic>
 #include <functional>
+#include <regex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "yoke/base/error.h"
 #include "yoke/comm/local/cuda_lane.h"
-#include "yoke/comm/run_ranks.h"
+#include "yoke/comm/run_world.h"
 
 namespace yoke::comm {
 
@@ -25,6 +28,9 @@ struct Case {
   std::string name;
   at::Device device;
   int size;
+  BackendFactory backend = {};
+  std::optional<topo::LaunchInfo> launch = {};  // this process is one of several
+  int here = size;                              // ranks of this process
 };
 
 inline void PrintTo(const Case& c, std::ostream* out) {
@@ -43,21 +49,30 @@ class CommContract : public testing::TestWithParam<Case> {
     return at::device(GetParam().device).dtype(type);
   }
 
-  void run(const std::function<void(Communicator&)>& fn,
-           WorldOptions world = {.timeout = 60s}) const {
-    RunOptions run_options{.world = std::move(world)};
+  int here() const { return GetParam().here; }  // ranks of this process
+
+  void run(const std::function<void(Communicator&)>& fn, WorldOptions world = {.timeout = 60s}) {
+    RunOptions options{.world = std::move(world), .backend = GetParam().backend};
+    options.on_world = [this](std::shared_ptr<World> made) { world_ = std::move(made); };
     const topo::Device gpu{topo::DeviceKind::Cuda, 0};
-    if (GetParam().device.is_cuda()) run_options.devices.assign(size_t(size()), gpu);
-    run_ranks(size(), fn, run_options);
+    if (GetParam().device.is_cuda()) options.devices.assign(size_t(here()), gpu);
+    if (!GetParam().launch) return run_ranks(size(), fn, options);
+    topo::LaunchInfo launch = *GetParam().launch;  // processes that are in the same test meet
+    launch.job_id = cat(testing::UnitTest::GetInstance()->current_test_info()->name(), num_runs_++);
+    run_world(launch, fn, {.run = options, .ranks = here(), .meet_timeout = 20s});
+  }
+  // For a rank that stays away until the others have given up.
+  void wait_for_failure() const {
+    for (int i = 0; i < 30'000 && !world_->failed(); ++i) std::this_thread::sleep_for(1ms);
   }
 
-  // Runs what must fail, and gives the text of the error that run_ranks throws.
+  // Runs what must fail, and gives the text of the error, without hosts and processes.
   std::string failure_of(const std::function<void(Communicator&)>& fn,
-                         WorldOptions world = {.timeout = 60s}) const {
+                         WorldOptions world = {.timeout = 60s}) {
     try {
       run(fn, std::move(world));
     } catch (const Error& error) {
-      return error.what();
+      return std::regex_replace(error.what(), std::regex(" \\(host [^)]*\\)"), "");
     }
     ADD_FAILURE() << "the run should have failed";
     return "";
@@ -71,6 +86,10 @@ class CommContract : public testing::TestWithParam<Case> {
                   at::ScalarType type = at::kFloat) const {
     return at::full(sizes, value, options(type));
   }
+
+ private:
+  std::shared_ptr<World> world_;
+  int num_runs_ = 0;
 };
 
 // A CUDA result is ready on the current stream; comparing synchronises with it.

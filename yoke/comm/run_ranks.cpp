@@ -88,8 +88,10 @@ void detail::run_here(const std::shared_ptr<World>& world,
   std::vector<Communicator> ends;
   try {
     ends = backend.connect(world, options.devices);
-  } catch (...) {
-    fail_as(*world, first, std::current_exception());
+  } catch (const Error& error) {
+    if (error.kind() == Kind::Comm && !world->one_process() && world->failed_soon())
+      throw report(*world, *world->failure());
+    world->fail(first, error.kind(), error.what());
     throw;
   }
   std::vector<std::exception_ptr> errors(static_cast<size_t>(num_ranks));
@@ -103,7 +105,9 @@ void detail::run_here(const std::shared_ptr<World>& world,
       at::set_num_threads(threads);
       if (!options.devices.empty() && options.devices[me].kind == topo::DeviceKind::Cuda)
         cuda_enter(options.devices[me].index);
+      const Communicator end = ends[me];  // the caller may have moved its own away
       run(ends[me]);
+      end.leave();
     } catch (...) {
       errors[me] = std::current_exception();
       fail_as(*world, rank, errors[me]);

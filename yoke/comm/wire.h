@@ -26,6 +26,10 @@ class Writer {
     return *this;
   }
   Writer& put(const std::string& text) { return put(std::string_view(text)); }
+  Writer& raw(std::string_view bytes) {
+    bytes_.append(bytes);
+    return *this;
+  }
   const std::string& bytes() const { return bytes_; }
 
  private:

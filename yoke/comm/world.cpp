@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <string_view>
+#include <thread>
 
 #include "yoke/base/text.h"
 
@@ -47,6 +48,13 @@ void World::fail(Failure failure) {
     failed_.store(true, std::memory_order_release);
   }
   wake_all();
+}
+
+bool World::failed_soon() const {
+  const Time until = clock_.now() + std::chrono::seconds(1);
+  while (!failed() && clock_.now() < until)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  return failed();
 }
 
 void World::raise(int rank) const {

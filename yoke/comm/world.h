@@ -34,7 +34,8 @@ struct WorldOptions {
 // Where a rank lives.
 struct Place {
   std::string host = {};
-  int64_t process = 0;  // its id there
+  int64_t process = 0;       // its id there
+  std::string machine = {};  // equal for processes that can share memory
   bool operator==(const Place&) const = default;
 };
 
@@ -67,6 +68,8 @@ class World {
   // The first call wins and wakes every wait; later ones change nothing. rank -1: nobody in
   // particular.
   void fail(int rank, Kind kind, const std::string& what);
+  // Gives the news of a failure elsewhere a second to come: what went wrong here may be its echo.
+  bool failed_soon() const;
   bool failed() const { return failed_.load(std::memory_order_acquire); }
   // Throws the first failure, if there is one, as `rank` should hear of it.
   void check(int rank) const {

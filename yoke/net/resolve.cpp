@@ -2,6 +2,8 @@
 #include "yoke/net/resolve.h"
 
 #include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <net/if.h>
 #include <netdb.h>
 #include <resolv.h>
 
@@ -64,6 +66,23 @@ std::vector<Endpoint> resolve(const Address& address, Purpose purpose, Time dead
     endpoints.push_back(endpoint);
   }
   return endpoints;
+}
+
+std::vector<std::string> own_hosts() {
+  ifaddrs* list = nullptr;
+  if (::getifaddrs(&list) != 0) return {"127.0.0.1"};
+  const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> owner(list, &::freeifaddrs);
+  std::vector<std::string> hosts;
+  for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
+    if (entry->ifa_addr == nullptr || (entry->ifa_flags & IFF_UP) == 0) continue;
+    if ((entry->ifa_flags & IFF_LOOPBACK) != 0 || entry->ifa_addr->sa_family != AF_INET) continue;
+    std::array<char, INET_ADDRSTRLEN> text{};
+    const auto* v4 = reinterpret_cast<const sockaddr_in*>(entry->ifa_addr);
+    if (::inet_ntop(AF_INET, &v4->sin_addr, text.data(), text.size()) != nullptr)
+      hosts.emplace_back(text.data());
+  }
+  hosts.emplace_back("127.0.0.1");
+  return hosts;
 }
 
 std::string to_text(const Endpoint& endpoint) {

@@ -4,6 +4,7 @@
 
 #include <sys/socket.h>
 
+#include <string>
 #include <vector>
 
 #include "yoke/base/clock.h"
@@ -21,6 +22,9 @@ enum class Purpose { Connect, Listen };
 
 // At least one, in the resolver's order. Throws Kind::Io for an unknown name, Kind::Timeout.
 std::vector<Endpoint> resolve(const Address& address, Purpose purpose, Time deadline);
+
+// The IPv4 numbers of this host's interfaces that are up, loopback last.
+std::vector<std::string> own_hosts();
 
 std::string to_text(const Endpoint& endpoint);  // "127.0.0.1:8080"
 uint16_t port_of(const Endpoint& endpoint);

@@ -167,6 +167,17 @@ void Socket::write_all(std::string_view data, Time deadline) {
   }
 }
 
+void Socket::notice_dead_peer() {
+  set_flag(descriptor_, SOL_SOCKET, SO_KEEPALIVE);
+  auto set = [&](int option, int value) {
+    ::setsockopt(fd(), IPPROTO_TCP, option, &value, sizeof value);
+  };
+  set(TCP_KEEPIDLE, 2);  // seconds
+  set(TCP_KEEPINTVL, 2);
+  set(TCP_KEEPCNT, 4);
+  set(TCP_USER_TIMEOUT, 10'000);  // milliseconds, for what was sent and never acknowledged
+}
+
 void Socket::finish_writing() { ::shutdown(fd(), SHUT_WR); }
 
 Listener::Listener(const Address& at) : address_(at) {

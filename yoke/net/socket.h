@@ -44,6 +44,9 @@ class Socket {
   void read_all(std::span<char> into, Time deadline);     // an early end is an error
   void write_all(std::string_view data, Time deadline);
   void finish_writing();  // the peer reads the end; reading goes on
+  // A host or a link that is gone breaks the connection within about 10 s, also when nothing is
+  // being sent. A peer that is merely stopped does not.
+  void notice_dead_peer();
 
   // The same without waiting, for a caller that polls: nothing when it would have to wait.
   std::optional<size_t> try_read(std::span<char> into);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <string_view>
 
 #include "yoke/base/error.h"
 #include "yoke/topo/launchers.h"
@@ -64,12 +65,28 @@ void complete(LaunchInfo& info, const detail::Variables& env) {
     if (info.address.empty() && info.world_size > 1) info.address = "127.0.0.1";
   }
   if (env.has("YOKE_ADDRESS")) info.address = env.text("YOKE_ADDRESS");
-  if (env.has("YOKE_PORT")) info.port = env.port("YOKE_PORT");
-  if (!info.port && !info.address.empty() && !info.job_id.empty())
+  if (env.has("YOKE_PORT")) {
+    info.port = env.port("YOKE_PORT");
+    info.port_from_job = false;
+  }
+  if (!info.port && !info.address.empty() && !info.job_id.empty()) {
     info.port = detail::port_of(info.job_id);
+    info.port_from_job = true;
+  }
+  info.hub = env.text("YOKE_HUB");
 }
 
 }  // namespace
+
+Environment environment_of(const char* const* variables) {
+  Environment environment;
+  for (; *variables != nullptr; ++variables) {
+    const std::string_view text = *variables;
+    const size_t equals = text.find('=');
+    if (equals != text.npos) environment.emplace(text.substr(0, equals), text.substr(equals + 1));
+  }
+  return environment;
+}
 
 LaunchInfo discover(const Environment& environment) {
   const detail::Variables env(environment);

@@ -5,7 +5,8 @@
 //
 // A user overrides it all with YOKE_RANK and YOKE_WORLD_SIZE, which mean one process a node unless
 // YOKE_LOCAL_RANK is there too (and YOKE_LOCAL_SIZE, YOKE_NODE_RANK, YOKE_NUM_NODES, YOKE_JOB_ID).
-// YOKE_ADDRESS and YOKE_PORT set the meeting place under every launcher.
+// YOKE_ADDRESS and YOKE_PORT set the meeting place under every launcher; YOKE_HUB names one that
+// runs.
 #pragma once
 
 #include <map>
@@ -40,11 +41,16 @@ struct LaunchInfo {
   std::optional<int> num_nodes = 1;
   std::string address = {};       // host of rank 0; empty: meet through MPI, or alone
   std::optional<int> port = {};   // nothing: rank 0 binds port 0 and publishes what it got
+  bool port_from_job = false;     // the port is made from job_id, and may turn out to be taken
   bool store_is_running = false;  // torchrun's own store listens there; nobody may bind it
+  std::string hub = {};           // "host:port" where the processes meet, if it runs already
   std::string job_id = {};        // the same for all processes of the job, empty if unknown
   int restart_count = 0;
   std::string note = {};  // what the user may want to know, or empty
 };
+
+// From the list that main() gets ("NAME=value"), which ends with a null.
+Environment environment_of(const char* const* variables);
 
 // Pure. Throws Kind::Usage, naming the variables.
 LaunchInfo discover(const Environment& environment);

@@ -104,7 +104,10 @@ Reading from_slurm(const Variables& env) {
       env.text(env.has("SLURM_STEP_NODELIST") ? "SLURM_STEP_NODELIST" : "SLURM_JOB_NODELIST");
   if (!nodes.empty()) info.address = expand_nodelist(nodes).front();
   info.job_id = env.text("SLURM_JOB_ID");
-  if (!info.job_id.empty()) info.port = port_of(cat(info.job_id, ".", env.text("SLURM_STEP_ID")));
+  if (!info.job_id.empty()) {
+    info.port = port_of(cat(info.job_id, ".", env.text("SLURM_STEP_ID")));
+    info.port_from_job = true;
+  }
   info.restart_count = env.number("SLURM_RESTART_COUNT").value_or(0);
   return result;
 }

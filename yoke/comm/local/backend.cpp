@@ -82,6 +82,8 @@ class LocalBackend final : public Backend {
                          cat("aborted by rank ", group_->world_rank(rank_), ": ", reason));
   }
 
+  void leave() override {}  // any rank can end any operation
+
   at::Tensor allocate(at::IntArrayRef sizes, const at::TensorOptions& options) override {
     return options.device().is_cpu() ? on_huge_pages(sizes, options) : at::empty(sizes, options);
   }

@@ -8,6 +8,12 @@ set(YOKE_PACKAGE_FOLDER lib/cmake/yoke)
 
 get_target_property(installed yoke INTERFACE_LINK_LIBRARIES)
 list(FILTER installed INCLUDE REGEX "^yoke_")
+if(TARGET yoke_comm_mpi)
+  list(APPEND installed yoke_comm_mpi)
+  # Targets of their own file: who does not ask for them need not have MPI.
+  install(EXPORT yoke_mpi NAMESPACE yoke:: FILE yokeMpiTargets.cmake DESTINATION ${YOKE_PACKAGE_FOLDER}
+    COMPONENT devel)
+endif()
 if(TARGET yoke_program)
   list(APPEND installed yoke_program)
   # An RPATH, unlike a RUNPATH, also serves the libraries of the libraries.

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # yoke_room(NAME [TORCH] [INTERNAL] [DEPS room…] [LIBS target…] [OMIT file…])
 #   Called from yoke/NAME/CMakeLists.txt. Makes the static library yoke::NAME from every .cpp below the
-#   folder, less the *_test.cpp, and the files of OMIT (twins of a dependency that is there or is not).
+#   folder, less the *_test.cpp and the files of OMIT (twins of a dependency that is there or is not,
+#   and what is a target of its own).
 #   DEPS are the rooms it may include (tools/check_layers holds it to that), LIBS are foreign targets.
 #   An INTERNAL room serves the program only: it is not installed and not part of yoke::yoke.
 #   The *_test.cpp become one program, yoke_NAME_tests, registered once for each label its tests have:
@@ -39,6 +40,7 @@ function(yoke_room name)
   list(FILTER headers EXCLUDE REGEX "_test\\.h$")
   list(TRANSFORM arg_OMIT PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/)
   list(REMOVE_ITEM sources ${arg_OMIT})
+  list(REMOVE_ITEM headers ${arg_OMIT})
   set(tests ${sources})
   list(FILTER tests INCLUDE REGEX "_test\\.cpp$")
   list(FILTER sources EXCLUDE REGEX "_test\\.cpp$")

@@ -42,21 +42,23 @@ TEST_P(CommContract, RanksThatDisagreeAllGetOneErrorThatNamesBothSides) {
       };
   for (const auto& [reason, call, one, other] : disagreements) {
     std::atomic<int> heard{0};
-    const std::string text = failure_of([&](Communicator& comm) {
-      comm.barrier();
-      try {
-        call(comm, comm.rank() == size() - 1);
-        comm.barrier();  // CUDA: wait() need not have noticed yet
-      } catch (const Error& error) {
-        const std::string what = error.what();
-        EXPECT_NE(what.find(reason), std::string::npos) << what;
-        EXPECT_NE(what.find("#1"), std::string::npos) << what;
-        EXPECT_NE(what.find(one), std::string::npos) << what;
-        EXPECT_NE(what.find(other), std::string::npos) << what;
-        ++heard;
-        throw;
-      }
-    });
+    const std::string text = failure_of(
+        [&](Communicator& comm) {
+          comm.barrier();
+          try {
+            call(comm, comm.rank() == size() - 1);
+            comm.barrier();  // CUDA: wait() need not have noticed yet
+          } catch (const Error& error) {
+            const std::string what = error.what();
+            EXPECT_NE(what.find(reason), std::string::npos) << what;
+            EXPECT_NE(what.find("#1"), std::string::npos) << what;
+            EXPECT_NE(what.find(one), std::string::npos) << what;
+            EXPECT_NE(what.find(other), std::string::npos) << what;
+            ++heard;
+            throw;
+          }
+        },
+        {.timeout = 60s, .check = true});
     EXPECT_EQ(heard, here()) << text;
   }
 }

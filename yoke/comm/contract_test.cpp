@@ -534,8 +534,8 @@ std::vector<Case> launched_cases() {
   if (launch.world_size == 1) return {};
   const auto ranks = environment.find("YOKE_TEST_RANKS");
   const int here = ranks == environment.end() ? 1 : std::stoi(ranks->second);
-  Case result{"shm", at::kCPU, launch.world_size * here, shm_backend(), launch, here};
-  return {result};
+  const auto backend = launched_backend();
+  return {{backend.name, at::kCPU, launch.world_size * here, backend, launch, here}};
 }
 
 std::string name_of(const testing::TestParamInfo<Case>& info) {

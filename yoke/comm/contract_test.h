@@ -33,6 +33,9 @@ struct Case {
   int here = size;                              // ranks of this process
 };
 
+// The backend of processes that a launcher has started; each test program has its own.
+BackendFactory launched_backend();
+
 inline void PrintTo(const Case& c, std::ostream* out) {
   *out << c.name << ", " << c.size << " ranks";
 }

@@ -137,6 +137,7 @@ class Hub::Impl {
       case FrameType::Failed:
         return note_failure(get_failure(reader), member);
       case FrameType::Left:
+        pass_on_status(/*at_once=*/true);
         return tell(FrameType::Left, Writer().put(reader.get<int>()), member);
       case FrameType::Bye:
         member->bye = true;
@@ -255,11 +256,11 @@ class Hub::Impl {
   }
 
   // What every rank is doing goes to all, at a pace that the number of ranks allows.
-  void pass_on_status() {
+  void pass_on_status(bool at_once = false) {
     const Time now = SteadyClock().now();
     const auto pace =
         std::max<Duration>(kTick / 2, std::chrono::microseconds(10) * num_ranks_ * num_ranks_);
-    if (latest_.empty() || !welcomed_ || now < last_status_ + pace) return;
+    if (latest_.empty() || !welcomed_ || (!at_once && now < last_status_ + pace)) return;
     last_status_ = now;
     for (const auto& [rank, status] : latest_)
       tell(FrameType::Status, Writer().put(rank).put(status));

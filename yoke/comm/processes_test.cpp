@@ -16,6 +16,7 @@
 #include "yoke/base/text.h"
 #include "yoke/comm/run_processes.h"
 #include "yoke/comm/run_world.h"
+#include "yoke/comm/shm/backend.h"
 
 namespace yoke::comm {
 namespace {
@@ -169,6 +170,8 @@ bool has(const std::string& text, const std::string& part) {
 }
 
 }  // namespace
+
+BackendFactory launched_backend() { return shm_backend(); }
 
 TEST_F(ProcessesMultiproc, FormOneWorld) { run_processes(3, "sum", {.argument = "1"}); }
 

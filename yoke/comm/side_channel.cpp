@@ -22,12 +22,15 @@ constexpr Duration kRetry = 50ms;
 constexpr Duration kParting = 3s;
 
 // A rank's last operation. Clocks of two hosts differ, so times go as ages.
-std::string encode(const Record& record, const std::string& group, Time now) {
+std::string encode(const Record& record, const std::string& group,
+                   const observe::FlightRecorder::Called& called, Time now) {
   const auto& flight = record.flight;
   Writer writer;
   writer.put(std::string_view(flight.kind)).put(group).put(flight.sequence).put(flight.bytes);
   writer.put(flight.peer).put(now - record.posted);
   writer.put(record.finished ? now - *record.finished : Duration(-1));
+  writer.put(flight.message);
+  for (const auto& [name, sequence] : called) writer.put(name).put(sequence);
   return writer.bytes();
 }
 
@@ -43,7 +46,13 @@ void note(observe::FlightRecorder& flights, int rank, const std::string& status,
   record.flight.peer = reader.get<int>();
   record.posted = now - reader.get<Duration>();
   if (const auto age = reader.get<Duration>(); age >= Duration(0)) record.finished = now - age;
-  flights.note(rank, record, group);
+  record.flight.message = reader.get<bool>();
+  observe::FlightRecorder::Called called;
+  while (!reader.empty()) {
+    const auto name = reader.get<std::string>();
+    called[name] = reader.get<uint64_t>();
+  }
+  flights.note(rank, record, group, std::move(called));
 }
 
 }  // namespace
@@ -226,15 +235,17 @@ class SideChannel::Impl {
     for (int place = 0; place < world_->num_here(); ++place) {
       const int rank = world_->first_here() + place;
       const auto last = world_->flights().last(rank);
-      if (last && now >= next_status_) {
+      const bool leaves = world_->left(rank) && !left_told_[size_t(place)];
+      if (last && (now >= next_status_ || leaves)) {
         const std::pair state(last->posted, last->finished.has_value());
         if (told_[size_t(place)] != state) {
           const auto group = world_->flights().group_name(last->flight.group);
-          socket_.put(FrameType::Status, Writer().put(rank).put(encode(*last, group, now)));
+          socket_.put(FrameType::Status, Writer().put(rank).put(encode(
+                                             *last, group, world_->flights().called(rank), now)));
           told_[size_t(place)] = state;
         }
       }
-      if (world_->left(rank) && !left_told_[size_t(place)]) {
+      if (leaves) {  // after its last operation: who looks finds that it has come to it
         socket_.put(FrameType::Left, Writer().put(rank));
         left_told_[size_t(place)] = true;
       }

@@ -2,7 +2,6 @@
 #include "yoke/comm/world.h"
 
 #include <algorithm>
-#include <string_view>
 #include <thread>
 
 #include "yoke/base/text.h"
@@ -85,15 +84,6 @@ std::string World::lateness(const std::string& operation, const std::vector<int>
   return cat(duration_text(timeout()), " (run.timeout_s) for ", operation,
              "; arrived: ", arrived.empty() ? "nobody" : arrived,
              "; not arrived: ", absent.empty() ? "nobody" : absent);
-}
-
-bool World::has_called(int rank, uint32_t group, uint64_t sequence) const {
-  const auto records = flights_.records(rank);
-  return std::ranges::any_of(records, [&](const auto& record) {
-    const std::string_view kind = record.flight.kind;
-    return record.flight.group == group && record.flight.sequence >= sequence &&
-           kind != to_string(OpKind::Send) && kind != to_string(OpKind::Recv);
-  });
 }
 
 std::optional<World::Failure> World::failure() const {

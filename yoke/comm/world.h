@@ -95,7 +95,9 @@ class World {
   std::string lateness(const std::string& operation, const std::vector<int>& members,
                        const std::vector<int>& missing) const;
   // As far as the flight recorder knows: has the rank called the group's collective #sequence?
-  bool has_called(int rank, uint32_t group, uint64_t sequence) const;
+  bool has_called(int rank, uint32_t group, uint64_t sequence) const {
+    return flights_.has_called(rank, group, sequence);
+  }
   bool left(int rank) const { return left_[size_t(rank)].load(std::memory_order_acquire); }
 
   // Called once a failure or a departure has happened, until the token is dropped.

@@ -30,6 +30,7 @@ uint64_t FlightRecorder::post(int rank, const Flight& flight) {
   MutexLock lock(lane.mutex);
   const uint64_t ticket = lane.num_posted++;
   lane.ring[ticket % lane.ring.size()] = {flight, now, std::nullopt};
+  if (!flight.message) lane.called[flight.group] = flight.sequence;
   return ticket;
 }
 
@@ -47,7 +48,21 @@ void FlightRecorder::name_group(uint32_t group, std::string name) {
   names_[group] = std::move(name);
 }
 
-void FlightRecorder::note(int rank, Record record, const std::string& group) {
+FlightRecorder::Called FlightRecorder::called(int rank) const {
+  Lane& lane = this->lane(rank);
+  MutexLock lock(lane.mutex);
+  Called result = lane.noted;
+  for (const auto& [group, sequence] : lane.called) result[group_name(group)] = sequence;
+  return result;
+}
+
+bool FlightRecorder::has_called(int rank, uint32_t group, uint64_t sequence) const {
+  const auto all = called(rank);
+  const auto found = all.find(group_name(group));
+  return found != all.end() && found->second >= sequence;
+}
+
+void FlightRecorder::note(int rank, Record record, const std::string& group, Called called) {
   {
     MutexLock lock(names_mutex_);
     const auto found =
@@ -64,6 +79,7 @@ void FlightRecorder::note(int rank, Record record, const std::string& group) {
   };
   const bool known =
       lane.num_posted > 0 && same(lane.ring[(lane.num_posted - 1) % lane.ring.size()].flight);
+  lane.noted = std::move(called);
   if (!known) ++lane.num_posted;
   lane.ring[(lane.num_posted - 1) % lane.ring.size()] = record;
 }

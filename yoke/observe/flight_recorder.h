@@ -22,7 +22,8 @@ struct Flight {
   uint32_t group = 0;
   uint64_t sequence = 0;
   uint64_t bytes = 0;
-  int peer = -1;  // root or peer rank; -1: none
+  int peer = -1;         // root or peer rank; -1: none
+  bool message = false;  // numbered by its pair, not by its group
 };
 
 class FlightRecorder {
@@ -45,8 +46,12 @@ class FlightRecorder {
   std::optional<Record> last(int rank) const;
   std::vector<Record> records(int rank) const;  // oldest first
 
+  // The highest number of a collective that the rank has posted in a group, of all its groups.
+  using Called = std::map<std::string, uint64_t>;  // by the group's name
+  Called called(int rank) const;
+  bool has_called(int rank, uint32_t group, uint64_t sequence) const;
   // What another process tells of a rank of its own; groups are the same if they have one name.
-  void note(int rank, Record record, const std::string& group);
+  void note(int rank, Record record, const std::string& group, Called called);
   std::string group_name(uint32_t group) const;
 
   // A few words for error messages, about the oldest operation in flight, else the last one:
@@ -62,6 +67,8 @@ class FlightRecorder {
     Mutex mutex;
     uint64_t num_posted YOKE_GUARDED_BY(mutex) = 0;
     std::vector<Record> ring YOKE_GUARDED_BY(mutex);  // ticket t lies at t modulo capacity
+    std::map<uint32_t, uint64_t> called YOKE_GUARDED_BY(mutex);  // by group
+    Called noted YOKE_GUARDED_BY(mutex);
   };
 
   Lane& lane(int rank) const;

@@ -28,7 +28,8 @@ std::shared_ptr<Message> LocalGroup::post_message(int rank, Operation part) {
                                                              .group = id_,
                                                              .sequence = sequence,
                                                              .bytes = mine->part.bytes(),
-                                                             .peer = peer});
+                                                             .peer = peer,
+                                                             .message = true});
     if (on_cuda) {
       if (!channel.lane) channel.lane = std::make_unique<CudaLane>();
       mine->lane = channel.lane.get();

@@ -81,7 +81,8 @@ std::shared_ptr<ShmPending> ShmGroup::post(Operation part) {
                                                          .group = id_,
                                                          .sequence = pending->sequence,
                                                          .bytes = part.bytes(),
-                                                         .peer = part.root});
+                                                         .peer = part.root,
+                                                         .message = pending->message()});
   pending->part = std::move(part);
   progress(/*steal=*/false);
   return pending;

@@ -43,21 +43,23 @@ TEST_P(CommContract, RanksThatDisagreeAllGetOneErrorThatNamesBothSides) {
       };
   for (const auto& [reason, call, one, other] : disagreements) {
     std::atomic<int> heard{0};
-    const std::string text = failure_of([&](Communicator& comm) {
-      comm.barrier();
-      try {
-        call(comm, comm.rank() == size() - 1);
-        comm.barrier();  // CUDA: wait() need not have noticed yet
-      } catch (const Error& error) {
-        const std::string what = error.what();
-        EXPECT_NE(what.find(reason), std::string::npos) << what;
-        EXPECT_NE(what.find("#1"), std::string::npos) << what;
-        EXPECT_NE(what.find(one), std::string::npos) << what;
-        EXPECT_NE(what.find(other), std::string::npos) << what;
-        ++heard;
-        throw;
-      }
-    });
+    const std::string text = failure_of(
+        [&](Communicator& comm) {
+          comm.barrier();
+          try {
+            call(comm, comm.rank() == size() - 1);
+            comm.barrier();  // CUDA: wait() need not have noticed yet
+          } catch (const Error& error) {
+            const std::string what = error.what();
+            EXPECT_NE(what.find(reason), std::string::npos) << what;
+            EXPECT_NE(what.find("#1"), std::string::npos) << what;
+            EXPECT_NE(what.find(one), std::string::npos) << what;
+            EXPECT_NE(what.find(other), std::string::npos) << what;
+            ++heard;
+            throw;
+          }
+        },
+        {.timeout = 60s, .check = true});
     EXPECT_EQ(heard, size()) << text;
   }
 }
@@ -65,11 +67,13 @@ TEST_P(CommContract, RanksThatDisagreeAllGetOneErrorThatNamesBothSides) {
 TEST_P(CommContract, AMessageOfTheWrongSizeIsNeverDelivered) {
   if (size() == 1) GTEST_SKIP() << "needs two ranks";
   const at::Tensor inbox = full({3}, -1);
-  const std::string text = failure_of([&](Communicator& comm) {
-    if (comm.rank() == 0) comm.send(full({4}, 7), 1).synchronize();
-    if (comm.rank() == 1) comm.recv(inbox, 0).synchronize();
-    comm.barrier();
-  });
+  const std::string text = failure_of(
+      [&](Communicator& comm) {
+        if (comm.rank() == 0) comm.send(full({4}, 7), 1).synchronize();
+        if (comm.rank() == 1) comm.recv(inbox, 0).synchronize();
+        comm.barrier();
+      },
+      {.timeout = 60s, .check = true});
   EXPECT_NE(text.find("float32 [4], to rank 1"), std::string::npos) << text;
   EXPECT_NE(text.find("[3], from rank 0"), std::string::npos) << text;
   expect_equal(inbox, full({3}, -1));
@@ -127,7 +131,8 @@ TEST_P(CommContract, ARankThatReturnedIsNotAwaited) {
 
 // Ranks leave right after their last operation, while others still wait in it.
 TEST_P(CommContract, ARankThatReturnsAfterJoiningIsNotMissed) {
-  const int repeats = GetParam().device.is_cuda() ? 50 : 3000;  // the moment in question is short
+  // The moment in question is short; connecting NCCL is not.
+  const int repeats = GetParam().nccl ? 5 : GetParam().device.is_cuda() ? 50 : 3000;
   for (int repeat = 0; repeat < repeats; ++repeat)
     run([&](Communicator& comm) { comm.all_reduce(full({3}, 1)).synchronize(); });
 }
@@ -136,6 +141,7 @@ TEST_P(CommContract, ARankThatThrowsWakesItsPeersWithItsWords) {
   std::atomic<int> woken{0};
   const std::string text = failure_of([&](Communicator& comm) {
     const Communicator row = comm.split(0, comm.rank());
+    row.barrier();  // everybody has it
     if (comm.rank() == size() - 1) throw std::runtime_error("out of cheese");
     try {
       row.all_reduce(full({4}, 1)).synchronize();

@@ -9,12 +9,15 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cstdlib>
 #include <functional>
 #include <string>
 #include <vector>
 
 #include "yoke/base/error.h"
 #include "yoke/comm/local/cuda_lane.h"
+#include "yoke/comm/nccl/api.h"
+#include "yoke/comm/nccl/backend.h"
 #include "yoke/comm/run_ranks.h"
 
 namespace yoke::comm {
@@ -25,10 +28,29 @@ struct Case {
   std::string name;
   at::Device device;
   int size;
+  bool nccl = false;
 };
 
 inline void PrintTo(const Case& c, std::ostream* out) {
   *out << c.name << ", " << c.size << " ranks";
+}
+
+// The NCCL under test: the one that the environment names, else LibTorch's.
+inline std::string nccl_file() {
+  const char* file = std::getenv("YOKE_TEST_NCCL");
+  return file ? file : "";
+}
+
+// Why it cannot have so many ranks on one GPU; empty: it can.
+inline std::string nccl_obstacle(int size) {
+  try {
+    const NcclApi api = open_nccl(nccl_file());
+    if (size == 1) return "";
+    if (api.version < 23000) return cat("NCCL ", api.version_text(), " has one rank on a GPU");
+    return std::getenv("NCCL_MULTI_RANK_GPU_ENABLE") ? "" : "NCCL_MULTI_RANK_GPU_ENABLE is not set";
+  } catch (const Error& error) {
+    return error.what();
+  }
 }
 
 class CommContract : public testing::TestWithParam<Case> {
@@ -36,6 +58,8 @@ class CommContract : public testing::TestWithParam<Case> {
   void SetUp() override {
     if (GetParam().device.is_cuda() && !cuda_available())
       GTEST_SKIP() << "no CUDA in this build or host";
+    const std::string obstacle = GetParam().nccl ? nccl_obstacle(size()) : "";
+    if (!obstacle.empty()) GTEST_SKIP() << obstacle;
   }
 
   int size() const { return GetParam().size; }
@@ -48,6 +72,7 @@ class CommContract : public testing::TestWithParam<Case> {
     RunOptions run_options{.world = std::move(world)};
     const topo::Device gpu{topo::DeviceKind::Cuda, 0};
     if (GetParam().device.is_cuda()) run_options.devices.assign(size_t(size()), gpu);
+    if (GetParam().nccl) run_options.backend = nccl_backend({.file = nccl_file()});
     run_ranks(size(), fn, run_options);
   }
 

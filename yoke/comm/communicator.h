@@ -33,6 +33,8 @@ struct Capabilities {
   bool checks_before_data_moves = false;  // a mismatch is found before any byte is written
   bool sums_in_rank_order = false;        // reductions are bitwise the same from run to run
   bool abort_wakes_peers = false;
+  // Else a message waits for the rank's earlier operations on the group: use group() to exchange.
+  bool messages_overtake = false;
 };
 
 // One rank's end of a group, as a backend implements it. issue() gets operations in normal form.

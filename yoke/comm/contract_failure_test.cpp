@@ -66,11 +66,13 @@ TEST_P(CommContract, RanksThatDisagreeAllGetOneErrorThatNamesBothSides) {
 TEST_P(CommContract, AMessageOfTheWrongSizeIsNeverDelivered) {
   if (size() == 1) GTEST_SKIP() << "needs two ranks";
   const at::Tensor inbox = full({3}, -1);
-  const std::string text = failure_of([&](Communicator& comm) {
-    if (comm.rank() == 0) comm.send(full({4}, 7), 1).synchronize();
-    if (comm.rank() == 1) comm.recv(inbox, 0).synchronize();
-    comm.barrier();
-  });
+  const std::string text = failure_of(
+      [&](Communicator& comm) {
+        if (comm.rank() == 0) comm.send(full({4}, 7), 1).synchronize();
+        if (comm.rank() == 1) comm.recv(inbox, 0).synchronize();
+        comm.barrier();
+      },
+      {.timeout = 60s, .check = true});
   EXPECT_NE(text.find("float32 [4], to rank 1"), std::string::npos) << text;
   EXPECT_NE(text.find("[3], from rank 0"), std::string::npos) << text;
   expect_equal(inbox, full({3}, -1));
@@ -122,8 +124,11 @@ TEST_P(CommContract, ARankThatReturnedIsNotAwaited) {
 
 // Ranks leave right after their last operation, while others still wait in it.
 TEST_P(CommContract, ARankThatReturnsAfterJoiningIsNotMissed) {
-  // The moment in question is short.
-  const int repeats = GetParam().launch ? 20 : GetParam().device.is_cuda() ? 50 : 3000;
+  // The moment in question is short; connecting NCCL is not.
+  const int repeats = GetParam().nccl()             ? 5
+                      : GetParam().launch           ? 20
+                      : GetParam().device.is_cuda() ? 50
+                                                    : 3000;
   for (int repeat = 0; repeat < repeats; ++repeat)
     run([&](Communicator& comm) { comm.all_reduce(full({3}, 1)).synchronize(); });
 }
@@ -132,6 +137,7 @@ TEST_P(CommContract, ARankThatThrowsWakesItsPeersWithItsWords) {
   std::atomic<int> woken{0}, thrown{0};
   const std::string text = failure_of([&](Communicator& comm) {
     const Communicator row = comm.split(0, comm.rank());
+    row.barrier();  // everybody has it
     if (comm.rank() == size() - 1) {
       ++thrown;
       throw std::runtime_error("out of cheese");

@@ -10,6 +10,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cstdlib>
 #include <functional>
 #include <regex>
 #include <string>
@@ -18,6 +19,8 @@
 
 #include "yoke/base/error.h"
 #include "yoke/comm/local/cuda_lane.h"
+#include "yoke/comm/nccl/api.h"
+#include "yoke/comm/nccl/backend.h"
 #include "yoke/comm/run_world.h"
 
 namespace yoke::comm {
@@ -31,6 +34,7 @@ struct Case {
   BackendFactory backend = {};
   std::optional<topo::LaunchInfo> launch = {};  // this process is one of several
   int here = size;                              // ranks of this process
+  bool nccl() const { return backend.name == "nccl"; }
 };
 
 // The backend of processes that a launcher has started; each test program has its own.
@@ -40,11 +44,31 @@ inline void PrintTo(const Case& c, std::ostream* out) {
   *out << c.name << ", " << c.size << " ranks";
 }
 
+// The NCCL under test: the one that the environment names, else LibTorch's.
+inline std::string nccl_file() {
+  const char* file = std::getenv("YOKE_TEST_NCCL");
+  return file ? file : "";
+}
+
+// Why it cannot have so many ranks on one GPU; empty: it can.
+inline std::string nccl_obstacle(int size) {
+  try {
+    const NcclApi api = open_nccl(nccl_file());
+    if (size == 1) return "";
+    if (api.version < 23000) return cat("NCCL ", api.version_text(), " has one rank on a GPU");
+    return std::getenv("NCCL_MULTI_RANK_GPU_ENABLE") ? "" : "NCCL_MULTI_RANK_GPU_ENABLE is not set";
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
 class CommContract : public testing::TestWithParam<Case> {
  protected:
   void SetUp() override {
     if (GetParam().device.is_cuda() && !cuda_available())
       GTEST_SKIP() << "no CUDA in this build or host";
+    const std::string obstacle = GetParam().nccl() ? nccl_obstacle(size()) : "";
+    if (!obstacle.empty()) GTEST_SKIP() << obstacle;
   }
 
   int size() const { return GetParam().size; }

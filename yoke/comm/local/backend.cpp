@@ -94,7 +94,8 @@ class LocalBackend final : public Backend {
             .cuda = cuda_available(),
             .checks_before_data_moves = true,
             .sums_in_rank_order = true,
-            .abort_wakes_peers = true};
+            .abort_wakes_peers = true,
+            .messages_overtake = true};
   }
 
  private:

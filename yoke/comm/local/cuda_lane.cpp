@@ -42,29 +42,6 @@ void stream_value(StreamValue function, cudaStream_t stream, void* address, uint
     fail(Kind::Device, "a CUDA stream memory operation failed with code ", int(status));
 }
 
-// The fold of one job on the current stream, in source order, as local/reduce.h does it.
-at::Tensor fold(const std::vector<at::Tensor>& sources, ReduceOp op) {
-  const at::ScalarType type = sources[0].scalar_type();
-  const bool half = type == at::kHalf || type == at::kBFloat16;
-  auto widened = [&](const at::Tensor& t) { return half ? t.to(at::kFloat) : t; };
-  auto both = [&](const at::Tensor& a, const at::Tensor& b) {
-    switch (op) {
-      case ReduceOp::Min:
-        return at::minimum(a, b);
-      case ReduceOp::Max:
-        return at::maximum(a, b);
-      case ReduceOp::Product:
-        return type == at::kBool ? at::logical_and(a, b) : a * b;
-      default:
-        return type == at::kBool ? at::logical_or(a, b) : a + b;
-    }
-  };
-  at::Tensor folded = widened(sources[0]);
-  for (size_t i = 1; i < sources.size(); ++i) folded = both(folded, widened(sources[i]));
-  if (op == ReduceOp::Mean) folded = folded / double(sources.size());
-  return folded.to(type);
-}
-
 }  // namespace
 
 class CudaEvent {
@@ -111,6 +88,29 @@ void cuda_wait(const CudaEvent& event, at::Device device) {
 }
 
 bool cuda_passed(const CudaEvent& event) { return event.passed(); }
+
+// As local/reduce.h does it.
+at::Tensor cuda_fold(const std::vector<at::Tensor>& sources, ReduceOp op) {
+  const at::ScalarType type = sources[0].scalar_type();
+  const bool half = type == at::kHalf || type == at::kBFloat16;
+  auto widened = [&](const at::Tensor& t) { return half ? t.to(at::kFloat) : t; };
+  auto both = [&](const at::Tensor& a, const at::Tensor& b) {
+    switch (op) {
+      case ReduceOp::Min:
+        return at::minimum(a, b);
+      case ReduceOp::Max:
+        return at::maximum(a, b);
+      case ReduceOp::Product:
+        return type == at::kBool ? at::logical_and(a, b) : a * b;
+      default:
+        return type == at::kBool ? at::logical_or(a, b) : a + b;
+    }
+  };
+  at::Tensor folded = widened(sources[0]);
+  for (size_t i = 1; i < sources.size(); ++i) folded = both(folded, widened(sources[i]));
+  if (op == ReduceOp::Mean) folded = folded / double(sources.size());
+  return folded.to(type);
+}
 
 // One stream for each device that takes part. They are the lane's alone: in a stream of LibTorch's
 // pool an operation could come to stand behind another lane's, which may be waiting for this very
@@ -178,7 +178,7 @@ struct CudaLane::Impl {
         near.back() = at::empty({end - begin}, source.options().device(stream.device()));
         copy(near.back(), cut(source), stream);
       }
-      result = fold(near, *reduce);
+      result = cuda_fold(near, *reduce);
     }
     for (const auto& target : job.targets) copy(cut(target), result, stream);
   }

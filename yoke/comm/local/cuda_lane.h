@@ -29,6 +29,8 @@ std::shared_ptr<CudaEvent> cuda_mark(at::Device device);
 // The caller's current stream on `device` goes on only after the event.
 void cuda_wait(const CudaEvent& event, at::Device device);
 bool cuda_passed(const CudaEvent& event);
+// The reduction of tensors of one size, in their order, on the current stream.
+at::Tensor cuda_fold(const std::vector<at::Tensor>& sources, ReduceOp op);
 
 class CudaLane {
  public:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What only CUDA has: operations issued by autograd's thread, and streams that wait where no host
-// does.
+// does. Over the local backend and over NCCL.
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
 #include <gtest/gtest.h>
@@ -9,26 +9,27 @@
 
 #include <latch>
 
-#include "yoke/comm/local/cuda_lane.h"
-#include "yoke/comm/run_ranks.h"
+#include "yoke/comm/contract_test.h"
 
 using namespace yoke;
 using namespace yoke::comm;
-using namespace std::chrono_literals;
 
 namespace {
 
-class LocalGpu : public testing::TestWithParam<int> {
+class CommGpu : public testing::TestWithParam<std::pair<int, bool>> {  // ranks; over NCCL?
  protected:
   void SetUp() override {
     if (!cuda_available()) GTEST_SKIP() << "no CUDA in this build or host";
+    const std::string obstacle = GetParam().second ? nccl_obstacle(size()) : "";
+    if (!obstacle.empty()) GTEST_SKIP() << obstacle;
   }
-  int size() const { return GetParam(); }
+  int size() const { return GetParam().first; }
   // All ranks on one GPU, so that they share autograd's thread for it.
   RunOptions options(Duration timeout = 60s) const {
     RunOptions run;
     run.world.timeout = timeout;
     run.devices.assign(size_t(size()), {topo::DeviceKind::Cuda, 0});
+    if (GetParam().second) run.backend = nccl_backend({.file = nccl_file()});
     return run;
   }
 };
@@ -39,7 +40,7 @@ at::Tensor filled(std::vector<int64_t> sizes, double value) {
 
 }  // namespace
 
-TEST_P(LocalGpu, GradientsAreReducedFromInsideBackward) {
+TEST_P(CommGpu, GradientsAreReducedFromInsideBackward) {
   constexpr int kLayers = 6, kSteps = 20;
   run_ranks(
       size(),
@@ -73,7 +74,7 @@ TEST_P(LocalGpu, GradientsAreReducedFromInsideBackward) {
       options());
 }
 
-TEST_P(LocalGpu, MessagesPassBetweenBackwardPasses) {
+TEST_P(CommGpu, MessagesPassBetweenBackwardPasses) {
   run_ranks(
       size(),
       [&](Communicator& comm) {
@@ -82,8 +83,13 @@ TEST_P(LocalGpu, MessagesPassBetweenBackwardPasses) {
         at::Tensor inbox = filled({32}, -1);
         std::vector<Work> works;
         weight.register_hook([&](const at::Tensor& gradient) {
+          using Direction = Communicator::Message::Direction;
+          const at::Tensor outbox = gradient.clone();
+          if (!comm.capabilities().messages_overtake)
+            return works.push_back(
+                comm.group({{Direction::Recv, inbox, previous}, {Direction::Send, outbox, next}}));
           works.push_back(comm.recv(inbox, previous));
-          works.push_back(comm.send(gradient.clone(), next));
+          works.push_back(comm.send(outbox, next));
         });
         for (int step = 1; step <= 20; ++step) {
           works.clear();
@@ -95,7 +101,7 @@ TEST_P(LocalGpu, MessagesPassBetweenBackwardPasses) {
       options());
 }
 
-TEST_P(LocalGpu, AStreamThatWaitsForAnAbsentRankIsReleasedAtTheDeadline) {
+TEST_P(CommGpu, AStreamThatWaitsForAnAbsentRankIsReleasedAtTheDeadline) {
   if (size() == 1) GTEST_SKIP() << "needs two ranks";
   std::latch released(size() - 1);
   const Time start = SteadyClock().now();
@@ -125,7 +131,7 @@ TEST_P(LocalGpu, AStreamThatWaitsForAnAbsentRankIsReleasedAtTheDeadline) {
   EXPECT_LT(SteadyClock().now() - start, 20s);
 }
 
-TEST_P(LocalGpu, ResultsAreOrderedWithTheCallersStream) {
+TEST_P(CommGpu, ResultsAreOrderedWithTheCallersStream) {
   run_ranks(
       size(),
       [&](Communicator& comm) {
@@ -145,4 +151,9 @@ TEST_P(LocalGpu, ResultsAreOrderedWithTheCallersStream) {
       options());
 }
 
-INSTANTIATE_TEST_SUITE_P(OneDevice, LocalGpu, testing::Values(1, 2, 4));
+INSTANTIATE_TEST_SUITE_P(Local, CommGpu,
+                         testing::Values(std::pair(1, false), std::pair(2, false),
+                                         std::pair(4, false)));
+INSTANTIATE_TEST_SUITE_P(Nccl, CommGpu,
+                         testing::Values(std::pair(1, true), std::pair(2, true),
+                                         std::pair(4, true)));

@@ -1,0 +1,362 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "yoke/comm/nccl/rank.h"
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <numeric>
+
+namespace yoke::comm {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr Duration kPoll = 100us;   // a stream does not notify
+constexpr Duration kLook = 1ms;     // between two looks at deadlines and errors
+constexpr Duration kSettle = 5ms;   // NCCL takes some microseconds for a launch
+constexpr Duration kGrace = 100ms;  // for what a rank that has left had still enqueued
+// NCCL reports a peer's end as an error of its own; the side channel may know the cause.
+constexpr Duration kTrueCause = 1s;
+constexpr Duration kEnd = 10s;  // for what should end by itself
+
+Time now() { return SteadyClock().now(); }
+
+bool in_progress(const NcclApi& api, NcclComm comm) {
+  NcclResult state{};
+  return api.async_error(comm, &state) == NcclResult::Success && state == NcclResult::InProgress;
+}
+
+// "all_reduce #5", "recv #0 from rank 1"
+std::string text_of(const NcclPending::Part& part, const NcclGroup& group) {
+  const Operation& op = part.operation;
+  std::string text = cat(to_string(op.kind), " #", part.sequence);
+  if (op.point_to_point())
+    text +=
+        cat(op.kind == OpKind::Send ? " to rank " : " from rank ", group.members[size_t(op.root)]);
+  return cat(text, " on ", group.name);
+}
+
+}  // namespace
+
+NcclProcess::~NcclProcess() {
+  MutexLock lock(mutex_);
+  const Time deadline = now() + kEnd;
+  bool well = !world->failed();
+  for (const NcclComm comm : comms_)
+    if (well) api.finalize(comm);
+  for (const NcclComm comm : comms_) {
+    while (well && in_progress(api, comm)) {
+      std::this_thread::sleep_for(kPoll);
+      well = now() < deadline;
+    }
+  }
+  for (const NcclComm comm : comms_) well ? api.destroy(comm) : api.abort(comm);
+  for (const auto stream : streams_) cudaStreamDestroy(stream);
+}
+
+uint32_t NcclProcess::group_id(const std::string& name) {
+  MutexLock lock(mutex_);
+  const auto [entry, fresh] = ids_.try_emplace(name, 0);
+  if (fresh) {
+    entry->second = world->next_group_id();
+    world->flights().name_group(entry->second, name);
+  }
+  return entry->second;
+}
+
+void NcclProcess::retire(NcclComm comm, NcclApi::Stream stream) {
+  MutexLock lock(mutex_);
+  if (comm != nullptr) comms_.push_back(comm);
+  if (stream != nullptr) streams_.push_back(stream);
+}
+
+NcclRank::NcclRank(std::shared_ptr<NcclProcess> process, int rank, int device)
+    : process_(std::move(process)),
+      rank_(rank),
+      device_(at::kCUDA, c10::DeviceIndex(device)),
+      wake_token_(world().on_change([changed = changed_] { changed->notify_all(); })),
+      thread_([this](const std::stop_token& stop) { run(stop); }) {}
+
+NcclRank::~NcclRank() {
+  thread_.request_stop();
+  changed_->notify_all();
+  thread_.join();
+  for (const auto& group : groups_) process_->retire(group.comm, group.stream);
+}
+
+NcclGroup& NcclRank::await_world() {
+  const Time deadline = connect_deadline();
+  while (true) {
+    const uint32_t seen = changed_->key();
+    if (NcclGroup* group = world_group_.load(std::memory_order_acquire)) return *group;
+    world().check(rank_);
+    doze(seen, kEnd, deadline);
+  }
+}
+
+std::shared_ptr<NcclPending> NcclRank::issue(NcclGroup& group, std::vector<Operation> operations) {
+  world().check(rank_);
+  auto pending = std::make_shared<NcclPending>();
+  pending->group = &group;
+  pending->deadline = now() + world().timeout();
+  for (const auto& operation : operations) {
+    if (world().options().before_issue) world().options().before_issue(rank_, operation.kind);
+    const at::Tensor& subject = operation.subject();
+    if (subject.defined() && subject.device() != device_)
+      fail(Kind::Usage, to_string(operation.kind), " on ", group.name, ": rank ", rank_, " drives ",
+           device_, ", and the tensor is on ", subject.device());
+    if (subject.defined() && !pending->mark) pending->mark = cuda_mark(device_);
+    pending->host_waits |= operation.kind == OpKind::Barrier;
+  }
+  {
+    MutexLock lock(mutex_);
+    for (auto& operation : operations) {
+      uint64_t& count = operation.point_to_point()
+                            ? group.num_messages[{operation.kind, operation.root}]
+                            : group.num_collectives;
+      const uint64_t sequence = count++;
+      const uint64_t ticket = world().flights().post(rank_, {.kind = to_string(operation.kind),
+                                                             .group = group.id,
+                                                             .sequence = sequence,
+                                                             .bytes = operation.bytes(),
+                                                             .peer = operation.root});
+      pending->parts.push_back({std::move(operation), sequence, ticket});
+    }
+    queue_.push_back(pending);
+  }
+  changed_->notify_all();
+  return pending;
+}
+
+void NcclRank::doze(uint32_t seen, Duration longest, Time deadline) {
+  const Time last = deadline + kTrueCause;
+  if (now() >= last)
+    call_off(Kind::Timeout,
+             cat("rank ", rank_, " waited past the deadline for its issuing thread, ",
+                 "which a call to CUDA or NCCL holds up"));
+  changed_->wait(seen, std::min(now() + longest, last));
+}
+
+void NcclRank::await_launch(const NcclPending& pending) {
+  while (true) {
+    const uint32_t seen = changed_->key();
+    const bool hopeless = aborting_;
+    if (pending.launched()) return;
+    if (hopeless) world().raise(rank_);
+    doze(seen, kEnd, pending.deadline);
+  }
+}
+
+bool NcclRank::done(const NcclPending& pending) const {
+  const bool passed = pending.launched() && cuda_passed(*pending.done);
+  return (passed && !aborting_) || pending.over();
+}
+
+void NcclRank::wait(const NcclPending& pending) {
+  await_launch(pending);
+  if (world().failed() && !done(pending)) world().raise(rank_);
+  cuda_wait(*pending.done, device_);
+}
+
+void NcclRank::synchronize(const NcclPending& pending) {
+  await_launch(pending);
+  while (true) {
+    const uint32_t seen = changed_->key();
+    const bool hopeless = aborting_;
+    if (done(pending)) return;
+    if (hopeless) world().raise(rank_);
+    doze(seen, kPoll, pending.deadline);
+  }
+}
+
+void NcclRank::run(const std::stop_token& stop) {
+  try {
+    cuda_enter(device_.index());
+    std::vector<int> everybody(size_t(world().size()));
+    std::iota(everybody.begin(), everybody.end(), 0);
+    world_group_.store(&form("world", everybody, rank_), std::memory_order_release);
+    changed_->notify_all();
+    while (true) {
+      const uint32_t seen = changed_->key();
+      if (const auto pending = next()) {
+        launch(pending);
+        changed_->notify_all();
+        poll();
+        continue;
+      }
+      poll();
+      if (stop.stop_requested()) {  // a message to itself that nobody will answer
+        std::erase_if(in_flight_, [](const auto& pending) { return pending->open > 0; });
+        if (in_flight_.empty()) return;
+      }
+      changed_->wait(seen, now() + (in_flight_.empty() ? Duration(1s) : kLook));
+    }
+  } catch (const Error& error) {
+    world().fail(rank_, error.kind(), error.what());
+  } catch (const c10::Error& error) {
+    world().fail(rank_, Kind::Device, error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    world().fail(rank_, Kind::Internal, error.what());
+  }
+  give_up();
+}
+
+std::shared_ptr<NcclPending> NcclRank::next() {
+  MutexLock lock(mutex_);
+  if (queue_.empty()) return nullptr;
+  const auto pending = std::move(queue_.front());
+  queue_.pop_front();
+  return pending;
+}
+
+void NcclRank::reap() {
+  std::vector<const NcclGroup*> busy;  // a group's operations end in order: one query is enough
+  std::erase_if(in_flight_, [&](const std::shared_ptr<NcclPending>& pending) {
+    if (!pending->launched() || std::ranges::count(busy, pending->group) > 0) return false;
+    if (!cuda_passed(*pending->done)) {
+      busy.push_back(pending->group);
+      return false;
+    }
+    for (const auto& part : pending->parts) world().flights().finish(rank_, part.ticket);
+    pending->parts.clear();
+    pending->stage.store(NcclPending::Stage::Over, std::memory_order_release);
+    return true;
+  });
+}
+
+void NcclRank::poll() {
+  world().check(rank_);
+  reap();
+  const Time time = now();
+  if (time - last_look_ < kLook) return;
+  last_look_ = time;
+  for (const auto& pending : in_flight_) look_after(*pending, time);
+  for (const auto& group : groups_) {
+    if (group.comm == nullptr) continue;
+    NcclResult state{};
+    check(api().async_error(group.comm, &state), group.comm, group.name);
+    check(state, group.comm, group.name);
+  }
+}
+
+void NcclRank::look_after(NcclPending& pending, Time time) {
+  const NcclGroup& group = *pending.group;
+  // Who has left is looked up first: what is missing after that will stay so.
+  std::vector<int> gone;
+  for (const int member : group.members)
+    if (world().left(member)) gone.push_back(member);
+  const bool late = time >= pending.deadline.load();
+  if (!late && gone.empty()) return;
+  const NcclPending::Part* worst = nullptr;  // the first part that somebody has not joined
+  std::vector<int> missing;
+  for (const auto& part : pending.parts) {
+    missing = missing_in(part, group);
+    worst = &part;
+    if (!missing.empty()) break;
+  }
+  if (late)
+    call_off(Kind::Timeout,
+             cat("rank ", rank_, " waited ",
+                 world().lateness(text_of(*worst, group), group.members, missing),
+                 missing.empty() ? "; all have called, run.check compares the calls" : ""));
+  std::erase_if(missing, [&](int member) { return !std::ranges::count(gone, member); });
+  if (missing.empty()) return;
+  if (!pending.suspected) pending.suspected = time;
+  if (time - *pending.suspected >= kGrace)
+    call_off(Kind::Comm, cat(text_of(*worst, group), ": rank ", rank_, " waits for rank ",
+                             missing[0], ", which has returned without joining"));
+}
+
+std::vector<int> NcclRank::missing_in(const NcclPending::Part& part, const NcclGroup& group) const {
+  std::vector<int> missing;
+  if (!part.operation.point_to_point()) {
+    for (const int member : group.members)
+      if (!world().has_called(member, group.id, part.sequence)) missing.push_back(member);
+    return missing;
+  }
+  const int peer = group.members[size_t(part.operation.root)];
+  const std::string_view answer =
+      to_string(part.operation.kind == OpKind::Send ? OpKind::Recv : OpKind::Send);
+  const auto records = world().flights().records(peer);
+  const bool came = std::ranges::any_of(records, [&](const auto& record) {
+    return record.flight.kind == answer && record.flight.group == group.id &&
+           record.flight.sequence >= part.sequence && record.flight.peer == group.rank;
+  });
+  if (!came) missing.push_back(peer);
+  return missing;
+}
+
+void NcclRank::call_off(Kind kind, const std::string& what) {
+  world().fail(rank_, kind, what);
+  world().raise(rank_);
+}
+
+void NcclRank::check(NcclResult result, NcclComm comm, const std::string& what) {
+  if (result == NcclResult::Success || result == NcclResult::InProgress) return;
+  const Time deadline = now() + kTrueCause;
+  while (!world().failed() && now() < deadline) {
+    const uint32_t seen = changed_->key();
+    if (!world().failed()) changed_->wait(seen, deadline);
+  }
+  call_off(result == NcclResult::RemoteError ? Kind::Comm : Kind::Device,
+           cat("NCCL ", api().version_text(), ", ", what, ": ", api().error_string(result), "; ",
+               api().last_error(comm)));
+}
+
+void NcclRank::settle(const NcclGroup& group, const std::string& what, Time deadline) {
+  auto settled = [&] {
+    NcclResult state{};
+    check(api().async_error(group.comm, &state), group.comm, what);
+    check(state, group.comm, what);
+    return state == NcclResult::Success;
+  };
+  // A launch that is under way is brought to its end even if the world fails meanwhile.
+  for (const Time end = now() + kSettle; now() < end; std::this_thread::yield())
+    if (settled()) return;
+  wait_until(settled, what, deadline);
+}
+
+void NcclRank::wait_until(const std::function<bool()>& ready, const std::string& what,
+                          Time deadline) {
+  while (!ready()) {
+    poll();
+    if (now() >= deadline)
+      call_off(Kind::Timeout, cat("rank ", rank_, " waited too long for ", what));
+    std::this_thread::sleep_for(kPoll);
+  }
+}
+
+std::string NcclRank::fetch(const std::string& key, Time deadline) {
+  wait_until([&] { return world().store().has(key); }, cat("'", key, "' in the store"), deadline);
+  return world().store().get(key, world().timeout());
+}
+
+void NcclRank::give_up() {
+  // What all have joined will be done whatever else fails: it gets a moment to end.
+  auto joined = [&](const std::shared_ptr<NcclPending>& pending) {
+    return pending->launched() && std::ranges::all_of(pending->parts, [&](const auto& part) {
+             return missing_in(part, *pending->group).empty();
+           });
+  };
+  for (const Time end = now() + kGrace; now() < end;) {
+    reap();
+    if (std::ranges::none_of(in_flight_, joined)) break;
+    std::this_thread::sleep_for(kPoll);
+  }
+  aborting_ = true;
+  for (auto& group : groups_)
+    if (group.comm != nullptr) api().abort(std::exchange(group.comm, nullptr));
+  changed_->notify_all();
+  // What the kernels may still touch stays alive until they have left.
+  const Time deadline = now() + kEnd;
+  for (const auto& group : groups_)
+    while (group.stream != nullptr && cudaStreamQuery(group.stream) == cudaErrorNotReady &&
+           now() < deadline)
+      std::this_thread::sleep_for(kPoll);
+  for (auto& group : groups_) group.self_sends.clear(), group.self_recvs.clear();
+  in_flight_.clear();
+  MutexLock lock(mutex_);
+  queue_.clear();
+}
+
+}  // namespace yoke::comm

@@ -11,14 +11,14 @@
 #include "yoke/base/error.h"
 #include "yoke/base/text.h"
 #include "yoke/cli/bench_comm.h"
-#include "yoke/observe/json_lines.h"
 #include "yoke/observe/progress.h"
 
 namespace yoke::cli {
 namespace {
 
 struct Options {
-  std::string backend = "local", ops = "all_reduce", sizes = "64,1M,4M,64M", peers;
+  std::string backend = "local", ops = "all_reduce", sizes = "64,1M,4M,64M", peers, memory = "own",
+              nccl;
   int ranks = 2;
   double seconds = 1.0;
   bool json = false;
@@ -48,20 +48,6 @@ std::vector<uint64_t> parse_sizes(const std::string& text) {
   return sizes;
 }
 
-void write_json(const BenchLine& line) {
-  observe::JsonLines(std::cout).write({{"backend", line.backend},
-                                       {"op", line.op},
-                                       {"ranks", line.ranks},
-                                       {"bytes", line.bytes},
-                                       {"median_us", line.median_us},
-                                       {"p10_us", line.p10_us},
-                                       {"p90_us", line.p90_us},
-                                       {"alg_gbps", line.alg_gbps},
-                                       {"bus_gbps", line.bus_gbps},
-                                       {"repeats", line.repeats},
-                                       {"verified", line.verified}});
-}
-
 // A row of a Markdown table; "we are" so many times as fast as that line.
 void write_row(const BenchLine& line, const BenchLine& ours) {
   std::string ratio = "";
@@ -80,14 +66,19 @@ void write_row(const BenchLine& line, const BenchLine& ours) {
 
 void bench_comm(const Options& options) {
   const auto ops = words("--op", options.ops, bench_ops());
-  const auto peers = options.peers.empty() ? std::vector<std::string>{}
-                                           : words("--peers", options.peers, {"gloo", "openmpi"});
-  words("--backend", options.backend, {"local"});
+  const auto peers = options.peers.empty()
+                         ? std::vector<std::string>{}
+                         : words("--peers", options.peers, {"gloo", "openmpi", "local", "nccl"});
+  words("--backend", options.backend, {"local", "shm", "mpi", "nccl"});
+  words("--memory", options.memory, {"own", "plain"});
   if (options.ranks < 1 || options.ranks > 64)
     fail(Kind::Usage, "--ranks wants 1 to 64, got ", options.ranks);
   if (!(options.seconds > 0 && options.seconds <= 60))
     fail(Kind::Usage, "--seconds wants more than 0 and at most 60, got ", options.seconds);
-  BenchComm bench{.ranks = options.ranks,
+  BenchComm bench{.backend = options.backend,
+                  .ranks = options.ranks,
+                  .plain = options.memory == "plain",
+                  .nccl = options.nccl,
                   .sizes = parse_sizes(options.sizes),
                   .seconds_per_size = options.seconds};
 
@@ -108,7 +99,7 @@ void bench_comm(const Options& options) {
     bench.op = op;
     std::map<uint64_t, std::vector<BenchLine>> table;  // by size; ours first
     for (const auto bytes : bench.sizes) {
-      table[bytes].push_back(bench_local(bench, bytes));
+      table[bytes].push_back(bench_backend(bench, bytes));
       progress.update(++done, cat(op, " ", bytes_text(bytes)));
       table[bytes].push_back(bench_memcpy(bench, table[bytes].front().bytes));
       progress.update(++done, cat("memcpy ", bytes_text(bytes)));
@@ -124,7 +115,7 @@ void bench_comm(const Options& options) {
     for (const auto& [bytes, lines] : table) {
       for (const auto& line : lines) {
         if (options.json)
-          write_json(line);
+          write_json(line, std::cout);
         else
           write_row(line, lines.front());
         all_verified = all_verified && line.verified;
@@ -143,8 +134,13 @@ void add_bench(CLI::App& app) {
   verb->require_subcommand(1);
   auto* comm = verb->add_subcommand("comm", "Collectives: latency, algorithm and bus bandwidth");
   auto options = std::make_shared<Options>();
-  comm->add_option("--backend", options->backend, "local: ranks are threads of this process")
+  comm->add_option("--backend", options->backend,
+                   "local: threads of this process; shm, mpi: processes; nccl: threads with GPUs")
       ->capture_default_str();
+  comm->add_option("--memory", options->memory,
+                   "own: tensors from the backend's allocate(); plain: ordinary tensors")
+      ->capture_default_str();
+  comm->add_option("--nccl", options->nccl, "The file of the NCCL to use; else LibTorch's");
   comm->add_option("--op", options->ops,
                    "One or several, with commas, of " + join(bench_ops(), ", "))
       ->capture_default_str();
@@ -155,7 +151,7 @@ void add_bench(CLI::App& app) {
           "Bytes from 4 to 8G, as nccl-tests counts them; rounded to whole floats and pieces")
       ->capture_default_str();
   comm->add_option("--peers", options->peers,
-                   "gloo, openmpi or gloo,openmpi: measured in the same run");
+                   "With commas, of gloo, openmpi, local, nccl: measured in the same run");
   comm->add_option("--seconds", options->seconds, "How long to measure each size")
       ->capture_default_str();
   comm->add_flag("--json", options->json, "One JSON object per line");

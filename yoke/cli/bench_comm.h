@@ -5,8 +5,11 @@
 #pragma once
 
 #include <cstdint>
+#include <iosfwd>
 #include <string>
 #include <vector>
+
+#include "yoke/topo/launch.h"
 
 namespace CLI {
 class App;
@@ -17,8 +20,11 @@ namespace yoke::cli {
 void add_bench(CLI::App& app);
 
 struct BenchComm {
+  std::string backend = "local";
   std::string op = "all_reduce";
   int ranks = 2;
+  bool plain = false;                // ordinary tensors, not those from allocate()
+  std::string nccl = {};             // the library's file
   std::vector<uint64_t> sizes = {};  // bytes: of the buffer, or of all ranks' pieces together
   double seconds_per_size = 1.0;
 };
@@ -37,10 +43,17 @@ const std::vector<std::string>& bench_ops();
 // What bus bandwidth is of algorithm bandwidth.
 double bus_factor(const std::string& op, int ranks);
 
-BenchLine bench_local(const BenchComm& bench, uint64_t bytes);
+// In threads of this process (local, nccl), in processes (shm), or under mpirun (mpi).
+BenchLine bench_backend(const BenchComm& bench, uint64_t bytes);
+// What such a process runs: a comm::ProcessFunction.
+void bench_in_process(const topo::LaunchInfo& launch, const std::string& argument);
 // Every rank copies `bytes` from one buffer of its own to another, all at the same time.
 BenchLine bench_memcpy(const BenchComm& bench, uint64_t bytes);
-// gloo or openmpi, by the scripts in bench/peers.
+// gloo, openmpi or nccl, by the programs in bench/peers.
 std::vector<BenchLine> bench_peer(const std::string& peer, const BenchComm& bench);
+
+// A line as JSON, and back.
+void write_json(const BenchLine& line, std::ostream& out);
+std::vector<BenchLine> read_json(const std::string& lines);
 
 }  // namespace yoke::cli

@@ -5,12 +5,12 @@
 #include <unistd.h>
 
 #include <filesystem>
-#include <sstream>
 
 #include "yoke/base/error.h"
 #include "yoke/base/process.h"
 #include "yoke/base/text.h"
 #include "yoke/cli/bench_comm.h"
+#include "yoke/observe/json_lines.h"
 
 namespace yoke::cli {
 namespace {
@@ -83,6 +83,13 @@ std::string field(const std::string& object, const std::string& key) {
 }  // namespace
 
 std::vector<BenchLine> bench_peer(const std::string& peer, const BenchComm& bench) {
+  if (peer == "local") {  // our own, to compare another backend with
+    BenchComm local = bench;
+    local.backend = peer;
+    std::vector<BenchLine> lines;
+    for (const auto bytes : bench.sizes) lines.push_back(bench_backend(local, bytes));
+    return lines;
+  }
   const fs::path folder = peers_folder();
   std::vector<std::string> sizes;
   for (const auto size : bench.sizes) sizes.push_back(std::to_string(size));
@@ -118,14 +125,33 @@ std::vector<BenchLine> bench_peer(const std::string& peer, const BenchComm& benc
   }
   command.insert(command.end(), arguments.begin(), arguments.end());
 
+  auto lines = read_json(checked(peer, run_process(command, options)));
+  for (auto& line : lines) line.backend = peer;
+  return lines;
+}
+
+void write_json(const BenchLine& line, std::ostream& out) {
+  observe::JsonLines(out).write({{"backend", line.backend},
+                                 {"op", line.op},
+                                 {"ranks", line.ranks},
+                                 {"bytes", line.bytes},
+                                 {"median_us", line.median_us},
+                                 {"p10_us", line.p10_us},
+                                 {"p90_us", line.p90_us},
+                                 {"alg_gbps", line.alg_gbps},
+                                 {"bus_gbps", line.bus_gbps},
+                                 {"repeats", line.repeats},
+                                 {"verified", line.verified}});
+}
+
+std::vector<BenchLine> read_json(const std::string& text) {
   std::vector<BenchLine> lines;
-  std::istringstream out(checked(peer, run_process(command, options)));
-  for (std::string text; std::getline(out, text);) {
-    if (!text.starts_with("{")) continue;
-    auto number = [&](const std::string& key) { return std::stod(field(text, key)); };
-    lines.push_back({.backend = peer,
-                     .op = bench.op,
-                     .ranks = bench.ranks,
+  for (const auto& object : split(text, '\n')) {
+    if (!object.starts_with("{")) continue;
+    auto number = [&](const std::string& key) { return std::stod(field(object, key)); };
+    lines.push_back({.backend = field(object, "backend"),
+                     .op = field(object, "op"),
+                     .ranks = int(number("ranks")),
                      .bytes = uint64_t(number("bytes")),
                      .median_us = number("median_us"),
                      .p10_us = number("p10_us"),
@@ -133,7 +159,7 @@ std::vector<BenchLine> bench_peer(const std::string& peer, const BenchComm& benc
                      .alg_gbps = number("alg_gbps"),
                      .bus_gbps = number("bus_gbps"),
                      .repeats = int(number("repeats")),
-                     .verified = field(text, "verified") == "true"});
+                     .verified = field(object, "verified") == "true"});
   }
   return lines;
 }

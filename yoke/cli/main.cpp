@@ -13,7 +13,9 @@
 #include "yoke/cli/bench_comm.h"
 #include "yoke/cli/demo.h"
 #include "yoke/cli/doctor.h"
+#include "yoke/cli/environment.h"
 #include "yoke/cli/flight_watch.h"
+#include "yoke/comm/run_processes.h"
 
 namespace {
 
@@ -48,6 +50,9 @@ void check_verb(const CLI::App& app, int argc, char** argv) {
 
 int main(int argc, char** argv) {
   yoke::cli::FlightWatch::block_signal();  // before there is a second thread
+  const auto environment = yoke::cli::read_environment();
+  const yoke::comm::ProcessFunctions functions{{"bench", yoke::cli::bench_in_process}};
+  if (const auto code = yoke::comm::process_main(environment, functions)) return *code;
   CLI::App app("Yoke makes many processors pull one load.", "yoke");
   app.set_version_flag("--version", "yoke " YOKE_VERSION);
   app.set_help_flag("-h,--help", "Print this help and exit");

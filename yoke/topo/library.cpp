@@ -3,12 +3,16 @@
 
 #include <dlfcn.h>
 
+#include <cstring>
 #include <memory>
 
 namespace yoke::topo {
 
 Library open_library(const char* file) {
-  void* handle = ::dlopen(file, RTLD_NOW | RTLD_LOCAL);
+  // A file that is named by its path may come beside another version of itself that is loaded
+  // already (LibTorch's NCCL): its own functions must find each other first.
+  const bool by_path = std::strchr(file, '/') != nullptr;
+  void* handle = ::dlopen(file, RTLD_NOW | RTLD_LOCAL | (by_path ? RTLD_DEEPBIND : 0));
   if (handle == nullptr) {
     const char* reason = ::dlerror();
     return {.error = reason ? reason : "dlopen gave no reason"};

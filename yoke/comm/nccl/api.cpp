@@ -50,6 +50,9 @@ NcclApi open_nccl(const std::string& file, const topo::OpenLibrary& open) {
   need(api.recv, "ncclRecv");
   need(api.error_string, "ncclGetErrorString");
   need(api.last_error, "ncclGetLastError");
+  if (!find(api.mem_alloc, "ncclMemAlloc") || !find(api.mem_free, "ncclMemFree"))
+    api.mem_alloc = nullptr;
+  find(api.comm_register, "ncclCommRegister");
   // Never closed again: NCCL has threads of its own that outlive its communicators.
   static_cast<void>(new topo::Library(library));
   return api;

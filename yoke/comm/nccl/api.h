@@ -71,6 +71,10 @@ struct NcclApi {
   Function<const void*, void*, size_t, NcclType, int, NcclComm, Stream> broadcast = nullptr;
   Function<const void*, size_t, NcclType, int, NcclComm, Stream> send = nullptr;
   Function<void*, size_t, NcclType, int, NcclComm, Stream> recv = nullptr;
+  // Null in a library that has none.
+  Function<void**, size_t> mem_alloc = nullptr;
+  Function<void*> mem_free = nullptr;
+  Function<NcclComm, void*, size_t, void**> comm_register = nullptr;
   const char* (*error_string)(NcclResult) = nullptr;
   const char* (*last_error)(NcclComm) = nullptr;
 };

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "yoke/comm/nccl/backend.h"
 
-#include <ATen/ops/empty.h>
-
 #include <algorithm>
 
 #include "yoke/comm/nccl/rank.h"
@@ -57,12 +55,10 @@ class NcclBackend final : public Backend {
     rank_->world().fail(-1, Kind::Comm, cat("aborted by rank ", rank_->world_rank(), ": ", reason));
   }
 
-  // LibTorch's memory: NCCL's own is freed by waiting for the device, where a kernel may be waiting
-  // for this rank.
   void leave() override {}  // the issuing thread goes on without the rank
 
   at::Tensor allocate(at::IntArrayRef sizes, const at::TensorOptions& options) override {
-    return at::empty(sizes, options);
+    return rank_->allocate(sizes, options);
   }
 
   Capabilities capabilities() const override {
@@ -95,7 +91,7 @@ std::vector<Communicator> connect(const std::shared_ptr<World>& world,
     fail(Kind::Device, "several ranks on one GPU need NCCL 2.30 or newer; ", api.file, " is ",
          api.version_text(),
          "; pip install nvidia-nccl-cu13 and name its libnccl.so.2 in run.nccl");
-  const auto process = std::make_shared<NcclProcess>(world, std::move(api));
+  const auto process = std::make_shared<NcclProcess>(world, std::move(api), devices);
   std::vector<std::shared_ptr<NcclRank>> ranks;  // all must have started before one is awaited
   for (const auto& device : devices)
     ranks.push_back(

@@ -114,6 +114,12 @@ void NcclRank::finish_launch(NcclPending& pending) {
   for (const auto& part : pending.parts) run_copies(part.operation.after);
   pending.done = cuda_mark(device_);
   pending.stage.store(NcclPending::Stage::Launched, std::memory_order_release);
+  for (const auto& [operation, sequence, ticket] : pending.parts) {
+    const bool message = operation.point_to_point();
+    process_->note_launch({pending.group->id, rank_, message ? operation.kind : OpKind::Barrier,
+                           message ? operation.root : -1},
+                          sequence);
+  }
 }
 
 // The calls as one: none of them waits for another's turn.

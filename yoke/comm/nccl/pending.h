@@ -42,6 +42,15 @@ struct NcclGroup {
   std::map<std::pair<OpKind, int>, uint64_t> num_messages = {};  // by direction and peer
 };
 
+// One rank's call in a group: of its collectives, or of its messages to or from a peer.
+struct NcclCall {
+  uint32_t group;
+  int rank;     // in the world
+  OpKind kind;  // Send, Recv, or Barrier for any collective
+  int peer;     // in the group; -1: none
+  auto operator<=>(const NcclCall&) const = default;
+};
+
 struct NcclPending {
   struct Part {
     Operation operation;
@@ -57,6 +66,8 @@ struct NcclPending {
   NcclGroup* group = nullptr;
   std::shared_ptr<CudaEvent> mark = nullptr;  // where the caller's stream stood
   bool host_waits = false;                    // a barrier: wait() blocks the host
+  // The same operation of the ranks on the same GPU, and its number there.
+  std::vector<std::pair<NcclCall, uint64_t>> beside = {};
 
   // Written before the stage becomes Launched.
   std::shared_ptr<CudaEvent> done = nullptr;

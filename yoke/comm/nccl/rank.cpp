@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "yoke/comm/nccl/rank.h"
 
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/util/accumulate.h>
 #include <cuda_runtime_api.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
 #include <numeric>
@@ -51,6 +56,7 @@ NcclProcess::~NcclProcess() {
     }
   }
   for (const NcclComm comm : comms_) well ? api.destroy(comm) : api.abort(comm);
+  for (const auto& [memory, block] : blocks_) api.mem_free(memory);
   for (const auto stream : streams_) cudaStreamDestroy(stream);
 }
 
@@ -70,12 +76,58 @@ void NcclProcess::retire(NcclComm comm, NcclApi::Stream stream) {
   if (stream != nullptr) streams_.push_back(stream);
 }
 
+bool NcclProcess::share_a_gpu(int rank, int other) const {
+  return world->here(other) && other != rank &&
+         devices_[size_t(rank - world->first_here())] ==
+             devices_[size_t(other - world->first_here())];
+}
+
+void NcclProcess::add_bell(std::shared_ptr<EventCount> bell) {
+  MutexLock lock(mutex_);
+  bells_.push_back(std::move(bell));
+}
+
+void NcclProcess::note_launch(const NcclCall& call, uint64_t sequence) {
+  MutexLock lock(mutex_);
+  launched_[call] = sequence + 1;
+  for (const auto& bell : bells_) bell->notify_all();
+}
+
+bool NcclProcess::have_launched(const std::vector<std::pair<NcclCall, uint64_t>>& calls) {
+  MutexLock lock(mutex_);
+  return std::ranges::all_of(calls, [&](const auto& call) YOKE_REQUIRES(mutex_) {
+    const auto found = launched_.find(call.first);
+    return found != launched_.end() && found->second > call.second;
+  });
+}
+
+NcclProcess::Memory NcclProcess::take_memory(size_t bytes, int rank) {
+  if (api.mem_alloc == nullptr || bytes == 0) return {};
+  MutexLock lock(mutex_);
+  for (auto& [memory, block] : blocks_)
+    if (!block.used && block.rank == rank && block.bytes == bytes) {
+      block.used = true;
+      return {memory, false};
+    }
+  void* memory = nullptr;
+  if (api.mem_alloc(&memory, bytes) != NcclResult::Success) return {};
+  blocks_[memory] = {bytes, rank, true};
+  return {memory, true};
+}
+
+void NcclProcess::give_memory(void* memory) {
+  MutexLock lock(mutex_);
+  blocks_[memory].used = false;
+}
+
 NcclRank::NcclRank(std::shared_ptr<NcclProcess> process, int rank, int device)
     : process_(std::move(process)),
       rank_(rank),
       device_(at::kCUDA, c10::DeviceIndex(device)),
       wake_token_(world().on_change([changed = changed_] { changed->notify_all(); })),
-      thread_([this](const std::stop_token& stop) { run(stop); }) {}
+      thread_([this](const std::stop_token& stop) { run(stop); }) {
+  process_->add_bell(changed_);
+}
 
 NcclRank::~NcclRank() {
   thread_.request_stop();
@@ -115,11 +167,22 @@ std::shared_ptr<NcclPending> NcclRank::issue(NcclGroup& group, std::vector<Opera
                             ? group.num_messages[{operation.kind, operation.root}]
                             : group.num_collectives;
       const uint64_t sequence = count++;
-      const uint64_t ticket = world().flights().post(rank_, {.kind = to_string(operation.kind),
-                                                             .group = group.id,
-                                                             .sequence = sequence,
-                                                             .bytes = operation.bytes(),
-                                                             .peer = operation.root});
+      const uint64_t ticket =
+          world().flights().post(rank_, {.kind = to_string(operation.kind),
+                                         .group = group.id,
+                                         .sequence = sequence,
+                                         .bytes = operation.bytes(),
+                                         .peer = operation.root,
+                                         .message = operation.point_to_point()});
+      const bool message = operation.point_to_point();
+      for (int r = 0; r < group.size(); ++r) {
+        const int other = group.members[size_t(r)];
+        if (!process_->share_a_gpu(rank_, other) || (message && r != operation.root)) continue;
+        const OpKind answer = operation.kind == OpKind::Send ? OpKind::Recv : OpKind::Send;
+        pending->beside.push_back(
+            {{group.id, other, message ? answer : OpKind::Barrier, message ? group.rank : -1},
+             sequence});
+      }
       pending->parts.push_back({std::move(operation), sequence, ticket});
     }
     queue_.push_back(pending);
@@ -152,8 +215,53 @@ bool NcclRank::done(const NcclPending& pending) const {
   return (passed && !aborting_) || pending.over();
 }
 
+// Ranks that share a GPU share autograd's thread for it: inside backward the host must not wait for
+// a peer. Elsewhere it waits until those have launched it too: else a synchronous call of this
+// rank could hold a lock of CUDA's while it waits for a kernel that they cannot launch without it.
+void NcclRank::await_those_beside(const NcclPending& pending) {
+  if (pending.beside.empty() || torch::autograd::get_current_graph_task_id() != -1) return;
+  while (true) {
+    const uint32_t seen = changed_->key();
+    const bool hopeless = aborting_;
+    if (process_->have_launched(pending.beside)) return;
+    if (hopeless) world().raise(rank_);
+    doze(seen, kEnd, pending.deadline);
+  }
+}
+
+at::Tensor NcclRank::allocate(at::IntArrayRef sizes, const at::TensorOptions& options) {
+  const size_t bytes = size_t(c10::multiply_integers(sizes)) * options.dtype().itemsize();
+  const c10::cuda::CUDAGuard guard(device_);
+  const auto [memory, fresh] = process_->take_memory(bytes, rank_);
+  if (memory == nullptr) return at::empty(sizes, options.device(device_));
+  if (fresh) {
+    MutexLock lock(mutex_);
+    to_register_.emplace_back(memory, bytes);
+  }
+  changed_->notify_all();
+  return at::from_blob(
+      memory, sizes, [process = process_](void* given) { process->give_memory(given); },
+      options.device(device_));
+}
+
+// So that NCCL reads and writes it directly. Where it cannot, it copies as ever.
+void NcclRank::register_memory() {
+  std::vector<std::pair<void*, size_t>> fresh;
+  {
+    MutexLock lock(mutex_);
+    fresh.swap(to_register_);
+  }
+  if (api().comm_register == nullptr) return;
+  for (const auto& [memory, bytes] : fresh)
+    for (const auto& group : groups_) {
+      void* handle = nullptr;  // goes with its communicator
+      if (group.comm != nullptr) api().comm_register(group.comm, memory, bytes, &handle);
+    }
+}
+
 void NcclRank::wait(const NcclPending& pending) {
   await_launch(pending);
+  await_those_beside(pending);
   if (world().failed() && !done(pending)) world().raise(rank_);
   cuda_wait(*pending.done, device_);
 }
@@ -178,6 +286,7 @@ void NcclRank::run(const std::stop_token& stop) {
     changed_->notify_all();
     while (true) {
       const uint32_t seen = changed_->key();
+      register_memory();
       if (const auto pending = next()) {
         launch(pending);
         changed_->notify_all();

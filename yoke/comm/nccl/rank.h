@@ -22,6 +22,7 @@
 #include "yoke/comm/nccl/pending.h"
 #include "yoke/comm/work.h"
 #include "yoke/comm/world.h"
+#include "yoke/topo/device.h"
 
 namespace yoke::comm {
 
@@ -29,18 +30,42 @@ namespace yoke::comm {
 // the devices any more, and the communicators can be destroyed.
 class NcclProcess {
  public:
-  NcclProcess(std::shared_ptr<World> world, NcclApi api)
-      : world(std::move(world)), api(std::move(api)) {}
+  NcclProcess(std::shared_ptr<World> world, NcclApi api, std::vector<topo::Device> devices)
+      : world(std::move(world)), api(std::move(api)), devices_(std::move(devices)) {}
   ~NcclProcess();
 
   uint32_t group_id(const std::string& name);
   void retire(NcclComm comm, NcclApi::Stream stream);
+
+  bool share_a_gpu(int rank, int other) const;  // as the world counts
+  void add_bell(std::shared_ptr<EventCount> bell);
+  // How far the ranks have come with launching.
+  void note_launch(const NcclCall& call, uint64_t sequence);
+  bool have_launched(const std::vector<std::pair<NcclCall, uint64_t>>& calls);
+
+  // Memory that NCCL can use without copies; null: it has none. What is given back is kept for the
+  // same rank, whose stream is in order, and is not freed: that would wait for the whole device.
+  struct Memory {
+    void* begin = nullptr;
+    bool fresh = false;
+  };
+  Memory take_memory(size_t bytes, int rank);
+  void give_memory(void* memory);
 
   const std::shared_ptr<World> world;
   const NcclApi api;
 
  private:
   Mutex mutex_;
+  const std::vector<topo::Device> devices_;  // of the ranks here
+  std::vector<std::shared_ptr<EventCount>> bells_ YOKE_GUARDED_BY(mutex_);
+  std::map<NcclCall, uint64_t> launched_ YOKE_GUARDED_BY(mutex_);  // the next number of each
+  struct Block {
+    size_t bytes;
+    int rank;
+    bool used;
+  };
+  std::map<void*, Block> blocks_ YOKE_GUARDED_BY(mutex_);
   std::map<std::string, uint32_t> ids_ YOKE_GUARDED_BY(mutex_);
   std::vector<NcclComm> comms_ YOKE_GUARDED_BY(mutex_);
   std::vector<NcclApi::Stream> streams_ YOKE_GUARDED_BY(mutex_);
@@ -64,14 +89,17 @@ class NcclRank {
   void await_launch(const NcclPending& pending);
   void synchronize(const NcclPending& pending);
   bool done(const NcclPending& pending) const;
+  at::Tensor allocate(at::IntArrayRef sizes, const at::TensorOptions& options);
 
  private:
   // A caller's nap. The issuing thread keeps the deadlines, unless CUDA or NCCL holds it up.
   void doze(uint32_t seen, Duration longest, Time deadline);
+  void await_those_beside(const NcclPending& pending);
 
   // rank.cpp: the issuing thread
   void run(const std::stop_token& stop);
   std::shared_ptr<NcclPending> next();
+  void register_memory();
   void reap();  // takes out what is over
   // Reaps; now and then also looks for what is late, gone or broken.
   void poll();
@@ -122,6 +150,7 @@ class NcclRank {
   Time last_look_ = {};                                  // likewise
   Mutex mutex_;
   std::deque<std::shared_ptr<NcclPending>> queue_ YOKE_GUARDED_BY(mutex_);
+  std::vector<std::pair<void*, size_t>> to_register_ YOKE_GUARDED_BY(mutex_);
   std::jthread thread_;
 };
 

@@ -71,6 +71,15 @@ std::string checked(const std::string& peer, const ProcessResult& result) {
        "; run without --peers ", peer);
 }
 
+void build(const std::string& peer, const std::vector<std::string>& command,
+           const std::string& cure) {
+  try {
+    checked(peer, run_process(command));
+  } catch (const Error& error) {
+    fail(Kind::Usage, error.what(), "; ", cure, ", or run without --peers ", peer);
+  }
+}
+
 // The value of a key in a flat JSON object that one of our own scripts wrote.
 std::string field(const std::string& object, const std::string& key) {
   const std::string mark = "\"" + key + "\":";
@@ -109,16 +118,17 @@ std::vector<BenchLine> bench_peer(const std::string& peer, const BenchComm& benc
   const Scratch scratch;
   if (peer == "gloo") {
     command = {python_with_torch(), (folder / "gloo.py").string()};
+  } else if (peer == "nccl") {
+    const std::string program = (scratch.path() / "nccl").string();
+    build(peer,
+          {"nvcc", "-O2", "-std=c++20", "-o", program, (folder / "nccl.cpp").string(), "-ldl"},
+          "install the CUDA toolkit");
+    command = {program, "--nccl", bench.nccl.empty() ? "libnccl.so.2" : bench.nccl};
   } else {
     const std::string program = (scratch.path() / "openmpi").string();
-    try {
-      checked(peer, run_process({"mpicc", "-O3", "-march=native", "-o", program,
-                                 (folder / "openmpi.c").string(), "-lm"}));
-    } catch (const Error& error) {
-      fail(Kind::Usage, error.what(),
-           "; install Open MPI with its compiler (./dev setup does), or run without --peers "
-           "openmpi");
-    }
+    build(peer,
+          {"mpicc", "-O3", "-march=native", "-o", program, (folder / "openmpi.c").string(), "-lm"},
+          "install Open MPI with its compiler (./dev setup does)");
     command = {
         "mpirun", "-q", "--allow-run-as-root", "--oversubscribe", "-n", std::to_string(bench.ranks),
         program};

@@ -544,7 +544,8 @@ std::vector<Case> launched_cases() {
   const auto ranks = environment.find("YOKE_TEST_RANKS");
   const int here = ranks == environment.end() ? 1 : std::stoi(ranks->second);
   const auto backend = launched_backend();
-  return {{backend.name, at::kCPU, launch.world_size * here, backend, launch, here}};
+  const at::Device device = backend.name == "nccl" ? at::Device(at::kCUDA, 0) : at::kCPU;
+  return {{backend.name, device, launch.world_size * here, backend, launch, here}};
 }
 
 std::string name_of(const testing::TestParamInfo<Case>& info) {

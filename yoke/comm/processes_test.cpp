@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Worlds of several processes: what happens when one of them is late, stopped or killed. Each test
 // starts this program again, to run one of the functions below.
-#include <ATen/Functions.h>
-#include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -11,11 +9,10 @@
 #include <fstream>
 #include <thread>
 
-#include "yoke/base/error.h"
 #include "yoke/base/rng.h"
 #include "yoke/base/text.h"
+#include "yoke/comm/contract_test.h"
 #include "yoke/comm/run_processes.h"
-#include "yoke/comm/run_world.h"
 #include "yoke/comm/shm/backend.h"
 
 namespace yoke::comm {
@@ -171,7 +168,11 @@ bool has(const std::string& text, const std::string& part) {
 
 }  // namespace
 
-BackendFactory launched_backend() { return shm_backend(); }
+BackendFactory launched_backend() {
+  const char* name = std::getenv("YOKE_TEST_BACKEND");
+  if (name != nullptr && std::string(name) == "nccl") return nccl_backend({.file = nccl_file()});
+  return shm_backend();
+}
 
 TEST_F(ProcessesMultiproc, FormOneWorld) { run_processes(3, "sum", {.argument = "1"}); }
 

@@ -125,8 +125,9 @@ TEST_P(CommGpu, AStreamThatWaitsForAnAbsentRankIsReleasedAtTheDeadline) {
     FAIL() << "the run should have failed";
   } catch (const Error& error) {
     EXPECT_EQ(error.kind(), Kind::Timeout);
-    EXPECT_NE(std::string(error.what()).find("not arrived: rank 1"), std::string::npos)
-        << error.what();
+    // Others may be late as well: the copy of the first to come holds up the whole process.
+    const std::string what = error.what();
+    EXPECT_NE(what.find("rank 1: no operation yet", what.find("not arrived: ")), what.npos) << what;
   }
   EXPECT_LT(SteadyClock().now() - start, 20s);
 }

@@ -53,6 +53,7 @@ NcclApi open_nccl(const std::string& file, const topo::OpenLibrary& open) {
   if (!find(api.mem_alloc, "ncclMemAlloc") || !find(api.mem_free, "ncclMemFree"))
     api.mem_alloc = nullptr;
   find(api.comm_register, "ncclCommRegister");
+  find(api.split, "ncclCommSplit");
   // Never closed again: NCCL has threads of its own that outlive its communicators.
   static_cast<void>(new topo::Library(library));
   return api;

@@ -61,6 +61,7 @@ struct NcclApi {
 
   Function<NcclUniqueId*> get_unique_id = nullptr;
   Function<NcclComm*, int, NcclUniqueId, int, NcclConfig*> init = nullptr;
+  Function<NcclComm, int, int, NcclComm*, NcclConfig*> split = nullptr;  // color, key; may be null
   Function<NcclComm, NcclResult*> async_error = nullptr;
   Function<NcclComm> finalize = nullptr, destroy = nullptr, abort = nullptr;
   Function<> group_start = nullptr, group_end = nullptr;

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "yoke/comm/nccl/rank.h"
 #include "yoke/comm/wire.h"
@@ -55,8 +56,24 @@ NcclGroup& NcclRank::form(const std::string& name, std::vector<int> members, int
   NcclConfig config;
   check(api().init(&group.comm, group.size(), id, rank, &config), nullptr, what);
   settle(group, what, deadline);
+  quicken(group, what, deadline);
   warm_up(group, scratch, deadline);
   return group;
+}
+
+// Connecting must not block, since a peer may be gone. But NCCL starts a thread for each launch on
+// such a communicator, so what is used is a blocking one that is split from it: its launches only
+// enqueue, once it is connected.
+void NcclRank::quicken(NcclGroup& group, const std::string& what, Time deadline) {
+  if (api().split == nullptr) return;
+  NcclConfig config;
+  config.blocking = 1;
+  NcclComm quick = nullptr;
+  check(api().split(group.comm, 0, group.rank, &quick, &config), group.comm, what);
+  settle(group, what, deadline);
+  if (quick == nullptr) return;
+  group.origin = std::exchange(group.comm, quick);
+  settle(group, what, deadline);
 }
 
 void NcclRank::warm_up(const NcclGroup& group, const at::Tensor& scratch, Time deadline) {

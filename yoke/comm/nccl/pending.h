@@ -31,6 +31,7 @@ struct NcclGroup {
   int rank = 0;              // among them
 
   NcclComm comm = nullptr;
+  NcclComm origin = nullptr;         // what comm was split from; only lives
   NcclApi::Stream stream = nullptr;  // of this group alone
   at::Tensor token = {};             // what a barrier reduces
   // Messages of the rank to itself that wait for their other half, and whom they are of.

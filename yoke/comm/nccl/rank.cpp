@@ -133,7 +133,10 @@ NcclRank::~NcclRank() {
   thread_.request_stop();
   changed_->notify_all();
   thread_.join();
-  for (const auto& group : groups_) process_->retire(group.comm, group.stream);
+  for (const auto& group : groups_) {
+    process_->retire(group.comm, group.stream);
+    process_->retire(group.origin, nullptr);
+  }
 }
 
 NcclGroup& NcclRank::await_world() {
@@ -454,7 +457,8 @@ void NcclRank::give_up() {
   }
   aborting_ = true;
   for (auto& group : groups_)
-    if (group.comm != nullptr) api().abort(std::exchange(group.comm, nullptr));
+    for (NcclComm* comm : {&group.comm, &group.origin})
+      if (*comm != nullptr) api().abort(std::exchange(*comm, nullptr));
   changed_->notify_all();
   // What the kernels may still touch stays alive until they have left.
   const Time deadline = now() + kEnd;

@@ -118,6 +118,7 @@ class NcclRank {
 
   // form.cpp: making groups
   NcclGroup& form(const std::string& name, std::vector<int> members, int rank);
+  void quicken(NcclGroup& group, const std::string& what, Time deadline);
   void warm_up(const NcclGroup& group, const at::Tensor& scratch, Time deadline);
   NcclGroup* split(NcclGroup& group, NcclPending& pending);
   Time connect_deadline() const;

@@ -98,7 +98,8 @@ class Hub::Impl {
       for (auto& member : members_) send(member);
       {
         MutexLock lock(mutex_);
-        num_connected_ = members_.size();
+        num_connected_ = size_t(std::ranges::count_if(
+            members_, [](const Member& member) { return member.hello.has_value(); }));
       }
       changed_.notify_all();
     }

@@ -2,9 +2,12 @@
 #include "yoke/topo/library.h"
 
 #include <dlfcn.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <memory>
+
+#include "yoke/base/error.h"
 
 namespace yoke::topo {
 
@@ -12,6 +15,7 @@ Library open_library(const char* file) {
   // A file that is named by its path may come beside another version of itself that is loaded
   // already (LibTorch's NCCL): its own functions must find each other first.
   const bool by_path = std::strchr(file, '/') != nullptr;
+  if (by_path && ::access(file, R_OK) != 0) return {.error = cat(file, ": ", std::strerror(errno))};
   void* handle = ::dlopen(file, RTLD_NOW | RTLD_LOCAL | (by_path ? RTLD_DEEPBIND : 0));
   if (handle == nullptr) {
     const char* reason = ::dlerror();

@@ -43,19 +43,31 @@ std::string text_of(const NcclPending::Part& part, const NcclGroup& group) {
 
 }  // namespace
 
+// Every rank of a group must finalize it, and a blocking communicator waits for that: so all at the
+// same time, and not without end.
 NcclProcess::~NcclProcess() {
   MutexLock lock(mutex_);
-  const Time deadline = now() + kEnd;
-  bool well = !world->failed();
-  for (const NcclComm comm : comms_)
-    if (well) api.finalize(comm);
-  for (const NcclComm comm : comms_) {
-    while (well && in_progress(api, comm)) {
+  std::atomic<size_t> ended{0};
+  std::atomic<bool> well{!world->failed()};
+  {
+    std::vector<std::jthread> threads;
+    for (const NcclComm comm : comms_)
+      if (well)
+        threads.emplace_back([&, comm] {
+          api.finalize(comm);
+          while (well && in_progress(api, comm)) std::this_thread::sleep_for(kPoll);
+          ++ended;
+        });
+    const Time deadline = now() + kEnd;
+    while (well && ended < comms_.size()) {
       std::this_thread::sleep_for(kPoll);
-      well = now() < deadline;
+      if (now() >= deadline) well = false;
     }
+    if (!well)
+      for (const NcclComm comm : comms_) api.abort(comm);
   }
-  for (const NcclComm comm : comms_) well ? api.destroy(comm) : api.abort(comm);
+  if (well)
+    for (const NcclComm comm : comms_) api.destroy(comm);
   for (const auto& [memory, block] : blocks_) api.mem_free(memory);
   for (const auto stream : streams_) cudaStreamDestroy(stream);
 }

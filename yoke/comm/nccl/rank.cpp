@@ -305,7 +305,7 @@ void NcclRank::run(const std::stop_token& stop) {
       if (const auto pending = next()) {
         launch(pending);
         changed_->notify_all();
-        poll();
+        if (now() - last_look_ >= kLook) poll();  // launches come first
         continue;
       }
       poll();

@@ -28,7 +28,8 @@ refused "cannot write" "$yoke" demo --trace "$scratch/no/such/folder/trace.json"
 refused "--ranks wants 1 to 64, got 0" "$yoke" bench comm --ranks 0
 refused "did you mean all_reduce" "$yoke" bench comm --op all_reduc
 refused "'1Q' is not a size" "$yoke" bench comm --sizes 64,1Q
-refused "gloo, openmpi" "$yoke" bench comm --peers nccl
+refused "gloo, openmpi" "$yoke" bench comm --peers mpich
+refused "own, plain" "$yoke" bench comm --memory shared
 refused "local" "$yoke" bench comm --backend carrier-pigeon
 
 # A port in use.
@@ -92,6 +93,16 @@ peers=
 ! "$(dirname "$YOKE_TORCH")/../../../bin/python3" -c 'import torch.distributed' 2>/dev/null || peers=${peers:+$peers,}gloo
 [[ -z $peers ]] || timeout 200 "$yoke" bench comm --sizes 4k --seconds 0.05 --json --peers "$peers" >"$scratch/peers" 2>"$scratch/err" ||
   fail "the peers $peers were not measured: $(cat "$scratch/err")"
+# The other backends, in processes of their own.
+for backend in shm mpi; do
+  [[ $backend == shm || -x $YOKE_BUILD/yoke-mpi ]] || continue
+  for memory in own plain; do
+    timeout 120 "$yoke" bench comm --backend $backend --memory $memory --sizes 64,300k --ranks 3 --seconds 0.02 --json \
+      >"$scratch/$backend" 2>"$scratch/err" || fail "the benchmark of $backend failed: $(cat "$scratch/err")"
+    [[ $(grep -c "\"backend\":\"$backend\".*\"verified\":true" "$scratch/$backend") == 2 ]] ||
+      fail "the benchmark of $backend gave: $(cat "$scratch/$backend")"
+  done
+done
 python3 - "$scratch/out" "$scratch/peers" "$peers" <<'PYTHON' || fail "the benchmark's lines are wrong: $(cat "$scratch/out" "$scratch/peers")"
 import json, sys
 lines = [json.loads(line) for line in open(sys.argv[1])]

@@ -38,7 +38,7 @@ exec_in_background() { # NAME COMMAND…
   pids[$1]=$!
 }
 
-# Waits for a command in the background, which must exit with the code.
+# Waits for a command in the background, which must exit with the code (a pattern).
 finish() { # NAME CODE SECONDS
   local code=0 until=$((SECONDS + $3))
   while kill -0 "${pids[$1]}" 2>/dev/null; do
@@ -47,7 +47,7 @@ finish() { # NAME CODE SECONDS
   done
   wait "${pids[$1]}" || code=$?
   unset "pids[$1]"
-  [[ $code == "$2" ]] || fail "$1 gave exit $code, not $2: $(cat "$scratch/$1")"
+  [[ $code =~ ^$2$ ]] || fail "$1 gave exit $code, not $2: $(cat "$scratch/$1")"
 }
 
 # Waits until a command in the background has said something.

@@ -34,6 +34,7 @@ start() { # NAME RANK SIZE COMMAND…
 
 declare -A pids=()
 exec_in_background() { # NAME COMMAND…
+  : >"$scratch/$1" # before await looks at it, as it may hold the words of an earlier one
   "${@:2}" >"$scratch/$1" 2>&1 </dev/null &
   pids[$1]=$!
 }

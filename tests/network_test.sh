@@ -52,7 +52,7 @@ says near.0 '^2 ranks over shm, sum 1, '
 section "two machines need MPI, and are told so"
 start_on_both far "$world"
 for rank in 0 1; do
-  finish far.$rank '[23]' 30
+  finish far.$rank 2 30
   says far.$rank 'CPU ranks on several hosts \(yoke-host1, yoke-host2\) need the mpi backend'
 done
 

@@ -23,8 +23,7 @@ for i in 1 2; do
   ip -n yoke-host$i link set cable up
   ip -n yoke-host$i link set lo up
 done
-printf '%s\n' '127.0.0.1 localhost' '10.77.0.1 yoke-host1' '10.77.0.2 yoke-host2' >"$scratch/hosts"
-mount --bind "$scratch/hosts" /etc/hosts
+known_hosts 10.77.0.1 yoke-host1 10.77.0.2 yoke-host2
 
 # Runs a command on a host. With processes of its own the host is another machine: memory cannot be shared.
 cat >"$scratch/on" <<'SCRIPT'

@@ -4,7 +4,7 @@
 . "$(dirname "${BASH_SOURCE[0]}")/processes.sh"
 own_namespaces
 . "$(dirname "${BASH_SOURCE[0]}")/expect.sh"
-trap 'kill "${pids[@]}" 2>/dev/null || true; rm -rf "$scratch"' EXIT
+trap 'kill -KILL "${pids[@]}" 2>/dev/null || true; rm -rf "$scratch"' EXIT
 
 for layout in 2x1 3x1 4x1 2x2; do
   processes=${layout%x*} ranks=${layout#*x}

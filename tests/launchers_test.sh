@@ -6,7 +6,7 @@
 own_namespaces
 . "$(dirname "${BASH_SOURCE[0]}")/expect.sh"
 . "$(dirname "${BASH_SOURCE[0]}")/slurm.sh"
-trap 'kill "${pids[@]}" 2>/dev/null || true; slurm_down; rm -rf "$scratch"' EXIT
+trap 'kill -KILL "${pids[@]}" 2>/dev/null || true; slurm_down; rm -rf "$scratch"' EXIT
 
 world=$YOKE_BUILD/examples/example_02_world
 [[ -x $world ]] || { echo "skipped: there is no $world" && exit 77; }
@@ -16,8 +16,6 @@ unset ${!SLURM_@} ${!OMPI_@} ${!PMI@} ${!TORCHELASTIC_@} RANK WORLD_SIZE LOCAL_R
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
 export OMP_NUM_THREADS=1
 any='[1-9][0-9]*'
-
-section() { echo "$SECONDS s: $1"; }
 
 # What rank 0 has printed.
 is_world() { # NAME LAUNCHER RANKS PROCESSES
@@ -41,7 +39,8 @@ dies_with() { # NAME
   says "$1" "rank 1 \(host [^,]+, process $victim\).*died"
   ! grep 'asked to stop' "$scratch/$1" || fail "$1: the launcher's signal was taken for a request to stop"
   for pid in $(members "$1"); do
-    ! kill -0 "$pid" 2>/dev/null || fail "$1: process $pid is still there: $(cat "$scratch/$1")"
+    # One that only waits to be reaped, by whoever is process 1 here, has no program any more.
+    ! readlink "/proc/$pid/exe" || fail "$1: process $pid is still there: $(cat "$scratch/$1")"
   done
 }
 
@@ -64,7 +63,7 @@ for rank in 0 1; do
 done
 if [[ $slurm == yes ]]; then
   slurm_up
-  exec_in_background srun_unknown srun -w yoke-node2 -n2 "$world" # a node whose name nobody knows
+  background srun_unknown srun -w yoke-node2 -n2 "$world" # a node whose name nobody knows
 fi
 
 section "processes started by hand"
@@ -79,7 +78,7 @@ is_world threads.0 'YOKE_\* variables' 4 2
 
 section "an Indexed Job's environment"
 for index in 0 1; do
-  JOB_COMPLETION_INDEX=$index HOSTNAME=train-$index YOKE_NUM_NODES=2 YOKE_ADDRESS=127.0.0.1 exec_in_background pod.$index "$world"
+  JOB_COMPLETION_INDEX=$index HOSTNAME=train-$index YOKE_NUM_NODES=2 YOKE_ADDRESS=127.0.0.1 background pod.$index "$world"
 done
 for index in 0 1; do finish pod.$index 0 30; done
 is_world pod.0 'Kubernetes Job' 2 2
@@ -108,13 +107,13 @@ unset YOKE_PORT
 torchrun=$YOKE_TORCH/../../../../bin/torchrun
 if [[ -x $torchrun ]]; then
   section torchrun
-  exec_in_background torchrun "$torchrun" --no-python --nproc-per-node 3 "$world"
+  background torchrun "$torchrun" --no-python --nproc-per-node 3 "$world"
   finish torchrun 0 60
   is_world torchrun torchrun 3 3
-  exec_in_background torchrun "$torchrun" --no-python --nproc-per-node 2 "$world" 2
+  background torchrun "$torchrun" --no-python --nproc-per-node 2 "$world" 2
   finish torchrun 0 60
   is_world torchrun torchrun 4 2
-  exec_in_background torchrun "$torchrun" --no-python --nproc-per-node 3 "$world" 1 2000
+  background torchrun "$torchrun" --no-python --nproc-per-node 3 "$world" 1 2000
   dies_with torchrun
 else
   echo "not here: torchrun"
@@ -122,13 +121,13 @@ fi
 
 if mpirun --version 2>/dev/null | grep -q 'Open MPI'; then
   section "mpirun (Open MPI)"
-  exec_in_background mpirun mpirun -n 3 "$world"
+  background mpirun mpirun -n 3 "$world"
   finish mpirun 0 30
   is_world mpirun 'mpirun \(Open MPI\)' 3 3
-  exec_in_background mpirun mpirun -n 2 "$world" 2
+  background mpirun mpirun -n 2 "$world" 2
   finish mpirun 0 30
   is_world mpirun 'mpirun \(Open MPI\)' 4 2
-  exec_in_background mpirun mpirun -n 3 "$world" 1 2000
+  background mpirun mpirun -n 3 "$world" 1 2000
   dies_with mpirun
 else
   echo "not here: Open MPI's mpirun"
@@ -137,7 +136,7 @@ fi
 if type -P mpiexec.hydra >/dev/null; then
   section "mpiexec (Hydra)" # when one process dies it kills the others at once, and they say nothing
   expect 2 'mpiexec \(PMI\).*set YOKE_PORT' mpiexec.hydra -n 2 "$world"
-  YOKE_PORT=$(free_port) exec_in_background hydra mpiexec.hydra -n 3 "$world"
+  YOKE_PORT=$(free_port) background hydra mpiexec.hydra -n 3 "$world"
   finish hydra 0 30
   is_world hydra 'mpiexec \(PMI\)' 3 3
 else
@@ -146,16 +145,16 @@ fi
 
 if [[ $slurm == yes ]]; then
   section srun
-  exec_in_background srun srun -N2 -n4 "$world" # meets at the first node's name
+  background srun srun -N2 -n4 "$world" # meets at the first node's name
   finish srun 0 30
   is_world srun srun 4 4
   says srun 'node 0 of 2, meets at yoke-node1:'
-  YOKE_ADDRESS=127.0.0.1 exec_in_background srun srun -N2 -n2 "$world" 2
+  YOKE_ADDRESS=127.0.0.1 background srun srun -N2 -n2 "$world" 2
   finish srun 0 30
   is_world srun srun 4 2
-  exec_in_background srun srun -N2 -n4 "$world" 1 2000
+  background srun srun -N2 -n4 "$world" 1 2000
   dies_with srun
-  exec_in_background srun srun -N2 -n4 -J stop "$world" 1 2000
+  background srun srun -N2 -n4 -J stop "$world" 1 2000
   await srun 'processes [0-9]' 30
   scancel --signal=TERM --name=stop
   finish srun 0 10
@@ -174,6 +173,8 @@ says unknown.0 'missing: process 1; here: process 0 \('
 says unknown.1 "(cannot find|no name server answered for) host 'no-such-host.invalid'.*YOKE_ADDRESS"
 finish taken.1 3 45
 says taken.1 '127.0.0.1:[0-9]+ does not answer'
+kill "${pids[holder]}"
+finish holder 143 10
 if [[ $slurm == yes ]]; then
   finish srun_unknown 3 45
   says srun_unknown "cannot find host 'yoke-node2'.*YOKE_ADDRESS"
@@ -187,4 +188,4 @@ if [[ -n ${YOKE_OWN_NAMESPACES:-} ]]; then
   [[ -z $(ls -A /dev/shm) ]] || fail "left in /dev/shm: $(ls -A /dev/shm)"
   ! grep -l 'memfd:yoke' /proc/[0-9]*/maps || fail "shared memory is still mapped"
 fi
-section done
+section "done"

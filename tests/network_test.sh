@@ -7,7 +7,7 @@ own_namespaces --net
 [[ -n ${YOKE_OWN_NAMESPACES:-} ]] || { echo "skipped: needs root and the right to make namespaces" && exit 77; }
 type -P ip >/dev/null || { echo "skipped: there is no ip (package iproute2)" && exit 77; }
 . "$(dirname "${BASH_SOURCE[0]}")/expect.sh"
-trap 'kill "${pids[@]}" 2>/dev/null || true; rm -rf "$scratch"' EXIT
+trap 'kill -KILL "${pids[@]}" 2>/dev/null || true; rm -rf "$scratch"' EXIT
 world=$YOKE_BUILD/examples/example_02_world
 # shellcheck disable=SC2086 # the names of variables; a launcher may have started this script too
 unset ${!SLURM_@} ${!OMPI_@} ${!PMI@}
@@ -37,10 +37,8 @@ start_on_both() { # NAME COMMAND…
   local rank
   YOKE_PORT=$(free_port) # of this script's network, where nobody listens, nor on the hosts'
   export YOKE_PORT YOKE_WORLD_SIZE=2 YOKE_ADDRESS=10.77.0.1
-  for rank in 0 1; do YOKE_RANK=$rank exec_in_background "$1.$rank" "$scratch/on" yoke-host$((rank + 1)) "${@:2}"; done
+  for rank in 0 1; do YOKE_RANK=$rank background "$1.$rank" "$scratch/on" yoke-host$((rank + 1)) "${@:2}"; done
 }
-
-section() { echo "$SECONDS s: $1"; }
 
 section "two addresses, one machine"
 OWN_PROCESSES='' start_on_both near "$world"
@@ -71,7 +69,7 @@ if [[ -x $mpi_tests ]] && mpirun --version 2>/dev/null | grep -q 'Open MPI'; the
   export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_plm=rsh OMPI_MCA_plm_rsh_agent=$scratch/on
   export OMPI_MCA_oob_tcp_if_include=10.77.0.0/24 OMPI_MCA_btl=tcp,self OMPI_MCA_btl_tcp_if_include=10.77.0.0/24
   unset YOKE_ADDRESS YOKE_PORT YOKE_WORLD_SIZE
-  exec_in_background mpi "$scratch/on" yoke-host1 mpirun --host yoke-host1,yoke-host2 -n 2 \
+  background mpi "$scratch/on" yoke-host1 mpirun --host yoke-host1,yoke-host2 -n 2 \
     "$mpi_tests" "'--gtest_filter=Mpi.*:Launched/*'" --gtest_color=no
   finish mpi 0 120
   [[ $(grep -c '^\[  PASSED  \] [1-9]' "$scratch/mpi") == 2 ]] || fail "not two that passed: $(cat "$scratch/mpi")"
@@ -79,4 +77,4 @@ if [[ -x $mpi_tests ]] && mpirun --version 2>/dev/null | grep -q 'Open MPI'; the
 else
   echo "not here: Open MPI"
 fi
-section done
+section "done"

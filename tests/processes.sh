@@ -37,12 +37,12 @@ PYTHON
 # One of several plain processes on this host, in the background. It says what it has to say into NAME.RANK.
 start() { # NAME RANK SIZE COMMAND…
   YOKE_RANK=$2 YOKE_WORLD_SIZE=$3 YOKE_LOCAL_RANK=$2 YOKE_LOCAL_SIZE=$3 YOKE_NODE_RANK=0 YOKE_NUM_NODES=1 \
-    exec_in_background "$1.$2" "${@:4}"
+    background "$1.$2" "${@:4}"
 }
 
 declare -A pids=()
-exec_in_background() { # NAME COMMAND…
-  : >"$scratch/$1" # before await looks at it, as it may hold the words of an earlier one
+background() { # NAME COMMAND…
+  : >"$scratch/$1" # here, before await looks at it: it may hold the words of an earlier one
   "${@:2}" >"$scratch/$1" 2>&1 </dev/null &
   pids[$1]=$!
 }
@@ -72,3 +72,5 @@ await() { # NAME PATTERN SECONDS
 says() { # NAME PATTERN
   grep -qE -- "$2" "$scratch/$1" || fail "$1 does not say '$2': $(cat "$scratch/$1")"
 }
+
+section() { echo "$SECONDS s: $1"; }

@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# The communicators' contract over real processes of one host, with one rank or several in each.
+. "$(dirname "${BASH_SOURCE[0]}")/processes.sh"
+own_namespaces
+. "$(dirname "${BASH_SOURCE[0]}")/expect.sh"
+trap 'kill -KILL "${pids[@]}" 2>/dev/null || true; rm -rf "$scratch"' EXIT
+
+for layout in 2x1 3x1 4x1 2x2; do
+  processes=${layout%x*} ranks=${layout#*x}
+  export YOKE_TEST_RANKS=$ranks YOKE_PORT
+  YOKE_PORT=$(free_port)
+  for ((rank = 0; rank < processes; ++rank)); do
+    start "$layout" $rank "$processes" "$YOKE_BUILD/rooms/comm/yoke_comm_tests" --gtest_filter='Launched/*'
+  done
+  for ((rank = 0; rank < processes; ++rank)); do
+    finish "$layout.$rank" 0 200
+    says "$layout.$rank" '^\[  PASSED  \] [1-9][0-9]* tests'
+  done
+  echo "$layout: $(grep PASSED "$scratch/$layout.0")"
+done

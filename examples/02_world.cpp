@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The world that a launcher has started: all add up their ranks, and rank 0 tells who they are.
 //   torchrun --no-python --nproc-per-node 4 02_world      srun -n 4 02_world
-//   mpirun -n 4 02_world                                  02_world          (alone)
+//   mpirun -n 4 02_world  (MPICH's wants YOKE_PORT)        02_world          (alone)
 // Arguments: rank threads in each process (1), steps of 10 ms to go on for (1).
 #include <ATen/ATen.h>
 #include <unistd.h>
@@ -19,6 +19,7 @@ int main(int argc, char** argv) try {
   yoke::comm::JoinOptions options;
   options.ranks = argc > 1 ? std::atoi(argv[1]) : 1;
   options.meet_timeout = std::chrono::seconds(30);
+  options.stop = &stop;
   auto run = [&](yoke::comm::Communicator& comm) {
     const at::Tensor sum = at::full({1}, comm.rank(), at::kLong);
     comm.all_reduce(sum).wait();

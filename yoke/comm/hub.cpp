@@ -150,10 +150,15 @@ class Hub::Impl {
 
   // Meeting.
 
+  std::string where() const {
+    const auto& at = address();
+    return to_text(net::Address{at.host.empty() ? options_.where : at.host, at.port});
+  }
+
   void introduce(Where member, Hello hello) {
     std::string reason;
     if (hello.job != options_.job)
-      reason = cat("another job ('", options_.job, "') meets at ", to_text(address()));
+      reason = cat("another job ('", options_.job, "') meets at ", where());
     else if (hello.num_processes != options_.num_processes)
       reason =
           cat(text_of(hello), " counts ", hello.num_processes, " processes, the meeting place ",
@@ -166,8 +171,7 @@ class Hub::Impl {
                      ": two processes have the same number");
     // A former world at this place, or one of another job, may be about to end.
     const bool look_again = welcomed_ || hello.job != options_.job;
-    if (welcomed_ && reason.empty())
-      reason = cat("the world at ", to_text(address()), " is complete");
+    if (welcomed_ && reason.empty()) reason = cat("the world at ", where(), " is complete");
     if (refused_) reason = failure()->what;  // too late
     if (!reason.empty()) {
       member->socket.put(FrameType::Refused, Writer().put(look_again).put(reason));
@@ -206,8 +210,8 @@ class Hub::Impl {
         here.push_back(text_of(*found->hello));
     }
     return cat("waited ", duration_text(options_.timeout), " for ", options_.num_processes,
-               " processes to meet at ", to_text(address()), "; missing: process ",
-               join(missing, ", "), "; here: ", here.empty() ? "nobody" : join(here, ", "));
+               " processes to meet at ", where(), "; missing: process ", join(missing, ", "),
+               "; here: ", here.empty() ? "nobody" : join(here, ", "));
   }
 
   void refuse_all(const std::string& reason) {

@@ -16,6 +16,7 @@ namespace yoke::comm {
 struct HubOptions {
   int num_processes = 1;
   std::string job = {};                          // who belongs to another job is refused
+  std::string where = {};                        // the host as the others know it, for messages
   Duration timeout = std::chrono::seconds(300);  // until all have come
 };
 

@@ -86,8 +86,8 @@ Meeting arrange(const topo::LaunchInfo& launch, const HubOptions& hub_options,
   }
   if (launch.address.empty()) {
     if (!backend.share)
-      fail(Kind::Usage, to_string(launch.launcher),
-           " does not say where process 0 is: set YOKE_ADDRESS and YOKE_PORT, the same for all, or "
+      fail(Kind::Usage, "no address of process 0 (", to_string(launch.launcher),
+           " does not tell): set YOKE_ADDRESS and YOKE_PORT, the same for all, or "
            "use the mpi backend");
     auto hub = first ? open_hub({{"", 0}}, hub_options) : nullptr;
     const std::string text =
@@ -130,10 +130,12 @@ void run_world(const topo::LaunchInfo& launch, const std::function<void(Communic
   const int ranks = options.run.devices.empty() ? options.ranks : int(options.run.devices.size());
   if (launch.world_size == 1 && launch.hub.empty()) return run_ranks(ranks, run, options.run);
 
-  const Meeting meeting = arrange(
+  Meeting meeting = arrange(
       launch,
       {.num_processes = launch.world_size, .job = launch.job_id, .timeout = options.meet_timeout},
       options.run.backend);
+  if (options.stop != nullptr)
+    meeting.finder.cancelled = [stop = options.stop] { return stop->pending() != 0; };
   const Hello hello{.process = launch.rank,
                     .num_processes = launch.world_size,
                     .num_ranks = ranks,

@@ -8,6 +8,7 @@
 #include <functional>
 
 #include "yoke/comm/run_ranks.h"
+#include "yoke/comm/stop_signal.h"
 #include "yoke/topo/launch.h"
 
 namespace yoke::comm {
@@ -16,6 +17,7 @@ struct JoinOptions {
   RunOptions run = {};  // backend empty: local alone; nccl for GPUs; shm on one host
   int ranks = 1;  // of this process, each a thread; the number of run.devices if there are any
   Duration meet_timeout = std::chrono::seconds(300);  // for all processes to come
+  const StopSignal* stop = nullptr;                   // ends that wait too, with Kind::Cancelled
 };
 
 void run_world(const topo::LaunchInfo& launch, const std::function<void(Communicator&)>& run,

@@ -190,8 +190,9 @@ class SideChannel::Impl {
   }
 
   std::string death_of(int rank) const {
+    const bool silent = !world_->flights().last(rank);
     return cat("its process died or its host is gone; its last operation: ",
-               world_->flights().describe(rank));
+               silent ? "none heard of" : world_->flights().describe(rank));
   }
 
   void handle(FrameType type, Reader& reader) {
@@ -299,7 +300,8 @@ struct Answer {
   bool final = false;       // asking again is of no use
 };
 
-Answer ask_hub(const net::Address& address, const Hello& hello, Time connect_until, Time until) {
+Answer ask_hub(const net::Address& address, const Hello& hello, Time connect_until, Time until,
+               const std::function<bool()>& cancelled) {
   try {
     auto plain = net::Socket::connect(address, connect_until);
     plain.notice_dead_peer();
@@ -307,7 +309,7 @@ Answer ask_hub(const net::Address& address, const Hello& hello, Time connect_unt
     Writer values;
     put(values, hello);
     socket.put(FrameType::Hello, values);
-    while (SteadyClock().now() < until) {
+    while (SteadyClock().now() < until && !cancelled()) {
       socket.send();
       const bool connected = socket.receive();
       if (const auto frame = socket.next()) {
@@ -337,7 +339,11 @@ std::shared_ptr<SideChannel> SideChannel::join(const HubFinder& find_hub, const 
                                                Duration timeout) {
   const Time deadline = SteadyClock().now() + timeout;
   std::string reason = "no address";
+  bool first = true;
   while (true) {
+    if (find_hub.cancelled())
+      fail(Kind::Cancelled, "asked to stop while process ", hello.process,
+           " waited for the others: ", reason);
     std::vector<net::Address> addresses;
     try {
       addresses = find_hub.addresses();
@@ -346,10 +352,13 @@ std::shared_ptr<SideChannel> SideChannel::join(const HubFinder& find_hub, const 
     }
     for (const auto& address : addresses) {
       // The hub gives up before we do, and says who is missing.
+      const Time now = SteadyClock().now();
       auto answer =
-          ask_hub(address, hello, std::min(deadline, SteadyClock().now() + 5s), deadline + 5s);
+          ask_hub(address, hello, std::min(deadline, now + 5s), deadline + 5s, find_hub.cancelled);
       if (answer.final) fail(Kind::Comm, answer.reason);
-      reason = answer.reason;
+      // An attempt in the last moment fails for lack of time, which is no reason to tell.
+      if (first || now + 1s < deadline) reason = answer.reason;
+      first = false;
       if (!answer.socket) continue;
       std::shared_ptr<SideChannel> channel(new SideChannel(std::make_unique<Impl>(
           std::move(*answer.socket), answer.processes, hello, find_hub.with_process_0)));

@@ -19,7 +19,8 @@ namespace yoke::comm {
 // Where the hub may be; asked again until it is there. May throw.
 struct HubFinder {
   std::function<std::vector<net::Address>()> addresses;
-  bool with_process_0 = true;  // its death is the death of rank 0
+  bool with_process_0 = true;                              // its death is the death of rank 0
+  std::function<bool()> cancelled = [] { return false; };  // the wait is given up then
 };
 
 class SideChannel final : public Store {

@@ -69,7 +69,11 @@ std::string World::name_of(int rank) const {
 }
 
 std::string World::whereabouts(int rank) const {
-  return cat(name_of(rank), ": ", left(rank) ? "returned" : flights_.describe(rank));
+  const bool silent = !here(rank) && !flights_.last(rank);  // it may have come far all the same
+  return cat(name_of(rank), ": ",
+             left(rank) ? "returned"
+             : silent   ? "nothing heard yet"
+                        : flights_.describe(rank));
 }
 
 std::string World::lateness(const std::string& operation, const std::vector<int>& members,

@@ -6,6 +6,11 @@
 #include "yoke/comm/shm/rank.h"
 
 namespace yoke::comm {
+namespace {
+
+constexpr uint64_t kWorthSharing = 64 << 10;  // bytes; less is done by one rank
+
+}  // namespace
 
 ShmGroup::ShmGroup(ShmRank& owner, std::string name, std::vector<int> members, int rank,
                    Board board)
@@ -176,6 +181,8 @@ bool ShmGroup::publish() {
       call_off(Kind::Comm, conflict);
     pending.published = moved = true;
     board_.slot(s).arrived.fetch_add(1, std::memory_order_acq_rel);
+    // Those who wait can read the calls while this rank starts the operation.
+    if (board_.complete(s) && part.bytes() > kWorthSharing) ring_all();
   }
   return moved;
 }
@@ -215,6 +222,7 @@ bool ShmGroup::help(bool steal) {
       return false;
     if (!start(s)) return true;
   } else if (stage != Board::at_stage(s, Board::Running)) {
+    if (stage == Board::at_stage(s, Board::Starting)) items_of(s);
     return false;
   }
   const CpuItems* items = nullptr;

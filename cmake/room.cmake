@@ -16,7 +16,7 @@ function(yoke_register_tests name program)
   list(TRANSFORM YOKE_TEST_LABELS REPLACE "(.+)" "*\\1*.*" OUTPUT_VARIABLE patterns)
   list(JOIN patterns ":" labelled)
   add_test(NAME ${name} COMMAND ${program} --gtest_filter=-${labelled})
-  set_tests_properties(${name} PROPERTIES TIMEOUT 600)
+  set_tests_properties(${name} PROPERTIES TIMEOUT 1200)  # a sanitizer needs ten times as long
   foreach(label IN LISTS YOKE_TEST_LABELS)
     set(found FALSE)
     foreach(source IN LISTS ARGN)

@@ -135,4 +135,19 @@ std::optional<std::string> mismatch(const Operation& a, int rank_a, const Operat
   return std::nullopt;
 }
 
+std::optional<std::string> message_mismatch(at::ScalarType sent, int64_t num_sent,
+                                            at::ScalarType wanted, int64_t num_wanted) {
+  if (sent != wanted) return "the dtypes differ";
+  if (num_sent != num_wanted) return "the sizes differ";
+  return std::nullopt;
+}
+
+std::string disagreement(const std::string& reason, const Called& one, const Called& other,
+                         uint64_t sequence, const std::string& group, bool message) {
+  return cat(reason, ": rank ", one.rank, " called ", one.text, ", rank ", other.rank, " called ",
+             other.text, ", both as ", message ? "message #" : "operation #", sequence,
+             message ? " of their pair on " : " on ", group,
+             message ? "" : "; every rank must make the same calls in the same order");
+}
+
 }  // namespace yoke::comm

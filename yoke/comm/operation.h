@@ -60,5 +60,16 @@ struct Operation {
 
 // Why two ranks' parts of a collective do not belong together; nothing if they do.
 std::optional<std::string> mismatch(const Operation& a, int rank_a, const Operation& b, int rank_b);
+// The same for the two sides of a message.
+std::optional<std::string> message_mismatch(at::ScalarType sent, int64_t num_sent,
+                                            at::ScalarType wanted, int64_t num_wanted);
+
+// What everybody hears then. A call is its rank, as the world counts, and its text.
+struct Called {
+  int rank;
+  std::string text;
+};
+std::string disagreement(const std::string& reason, const Called& one, const Called& other,
+                         uint64_t sequence, const std::string& group, bool message = false);
 
 }  // namespace yoke::comm

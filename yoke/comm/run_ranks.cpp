@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <exception>
-#include <ranges>
 #include <thread>
 
 #include "yoke/base/text.h"
@@ -76,9 +75,7 @@ void detail::run_here(const std::shared_ptr<World>& world,
   if (!options.devices.empty() && int(options.devices.size()) != num_ranks)
     fail(Kind::Usage, num_ranks, " ranks need ", num_ranks, " devices, got ",
          options.devices.size());
-  const int on_host = int(std::ranges::count_if(std::views::iota(0, world->size()), [&](int rank) {
-    return world->place(rank).host == world->place(first).host;
-  }));
+  const int on_host = world->ranks_on_host(first);
   const int cores = std::max(1, int(std::thread::hardware_concurrency()));
   const int threads =
       options.threads_per_rank > 0 ? options.threads_per_rank : std::max(1, cores / on_host);

@@ -90,6 +90,25 @@ std::string World::lateness(const std::string& operation, const std::vector<int>
              "; not arrived: ", absent.empty() ? "nobody" : absent);
 }
 
+std::optional<std::string> World::in_vain(int rank, const std::string& operation,
+                                          const std::vector<int>& members,
+                                          const std::function<std::vector<int>()>& missing) const {
+  std::vector<int> gone;
+  for (const int member : members)
+    if (left(member)) gone.push_back(member);
+  if (gone.empty()) return std::nullopt;
+  const auto absent = missing();
+  for (const int other : gone)
+    if (std::ranges::count(absent, other) > 0)
+      return cat(operation, ": rank ", rank, " waits for rank ", other,
+                 ", which has returned without joining");
+  return std::nullopt;
+}
+
+int World::ranks_on_host(int rank) const {
+  return int(std::ranges::count(members_.places, place(rank).host, &Place::host));
+}
+
 std::optional<World::Failure> World::failure() const {
   MutexLock lock(mutex_);
   return failure_;

@@ -98,6 +98,13 @@ class World {
   bool has_called(int rank, uint32_t group, uint64_t sequence) const {
     return flights_.has_called(rank, group, sequence);
   }
+  // Why `rank` need not wait any longer for an operation: a member that it misses has returned.
+  // Who has left is looked up before who is missing: what is missing after that will stay so, while
+  // the other way round it could still have come.
+  std::optional<std::string> in_vain(int rank, const std::string& operation,
+                                     const std::vector<int>& members,
+                                     const std::function<std::vector<int>()>& missing) const;
+  int ranks_on_host(int rank) const;  // of that rank
   bool left(int rank) const { return left_[size_t(rank)].load(std::memory_order_acquire); }
 
   // Called once a failure or a departure has happened, until the token is dropped.

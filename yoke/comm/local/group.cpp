@@ -85,10 +85,9 @@ std::shared_ptr<Collective> LocalGroup::post_collective(int rank, Operation part
       const bool came = !std::ranges::count(op->missing, world_rank(other));
       if (!came) continue;
       if (const auto reason = mismatch(op->parts[size_t(other)], other, part, rank))
-        conflict = cat(*reason, ": rank ", world_rank(rank), " called ", part.text(), ", rank ",
-                       world_rank(other), " called ", op->parts[size_t(other)].text(),
-                       ", both as operation #", sequence, " on ", name_,
-                       "; every rank must make the same calls in the same order");
+        conflict =
+            disagreement(*reason, {world_rank(rank), part.text()},
+                         {world_rank(other), op->parts[size_t(other)].text()}, sequence, name_);
     }
     if (conflict.empty()) {
       op->parts[me] = std::move(part);

@@ -43,14 +43,12 @@ std::shared_ptr<Message> LocalGroup::post_message(int rank, Operation part) {
       other = std::move(partners.front());
       partners.pop_front();
       const at::Tensor &a = mine->part.subject(), &b = other->part.subject();
-      const char* reason = a.scalar_type() != b.scalar_type()       ? "the dtypes differ"
-                           : a.device().type() != b.device().type() ? "the devices differ"
-                           : a.numel() != b.numel()                 ? "the sizes differ"
-                                                                    : nullptr;
-      if (reason != nullptr)
-        conflict = cat(reason, ": rank ", world_rank(rank), " called ", mine->part.text(),
-                       ", rank ", world_rank(peer), " called ", other->part.text(),
-                       ", both as message #", sequence, " of their pair on ", name_);
+      auto reason = message_mismatch(a.scalar_type(), a.numel(), b.scalar_type(), b.numel());
+      if (a.device().type() != b.device().type()) reason = "the devices differ";
+      if (reason)
+        conflict = disagreement(*reason, {world_rank(rank), mine->part.text()},
+                                {world_rank(peer), other->part.text()}, sequence, name_,
+                                /*message=*/true);
       for (const auto& side : {mine, other}) {
         side->missing.clear();
         if (conflict.empty()) side->stage.store(Pending::Stage::Settled, std::memory_order_release);

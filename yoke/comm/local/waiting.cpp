@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "yoke/comm/linger.h"
 #include "yoke/comm/local/group.h"
 
 namespace yoke::comm {
@@ -13,33 +14,13 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// Spinning on catches a peer that is about to come; yielding lets one run that shares our core.
-constexpr Duration kSpin = 4us, kYield = 50us;
 constexpr Duration kCudaPoll = 100us;
 constexpr Duration kWatchdogPoll = 20ms;
-
-template <typename News>
-bool linger(bool crowded, News news) {
-  const Time start = SteadyClock().now();
-  Duration waited{0};
-  while (waited < (crowded ? kSpin : kYield)) {
-    for (int i = 0; i < 16; ++i) {
-      if (news()) return true;
-#if defined(__x86_64__)
-      __builtin_ia32_pause();
-#endif
-    }
-    if (crowded || waited > kSpin) std::this_thread::yield();
-    waited = SteadyClock().now() - start;
-  }
-  return false;
-}
 
 }  // namespace
 
 void LocalGroup::wait(int rank, const Pending& pending, Until until) {
-  static const int kCores = int(std::thread::hardware_concurrency());
-  const bool crowded = world_->size() > kCores;
+  const bool crowded = more_than_cores(world_->size());
   const Time deadline = SteadyClock().now() + world_->timeout();
   auto reached = [&] { return until == Until::Enqueued ? pending.done() : pending.over(); };
   auto hopeless = [&] { return world_->failed() && !pending.settled(); };
@@ -75,20 +56,10 @@ void LocalGroup::stream_wait(int rank, const Pending& pending, at::Device device
     pending.lane->wait_for(pending.lane_number, device);
 }
 
-// A rank that has returned will never join: say so now, not at the deadline. Who has left is looked
-// up first: what is missing after that will stay so, while the other way round it could still have
-// come.
 void LocalGroup::check_missing(int rank, const Pending& pending) {
-  std::vector<int> gone;
-  for (const int member : members_)
-    if (world_->left(member)) gone.push_back(member);
-  if (gone.empty()) return;
-  const auto missing = missing_in(pending);
-  for (const int other : gone)
-    if (std::ranges::count(missing, other) > 0)
-      call_off(rank, Kind::Comm,
-               cat(pending.text(), " on ", name_, ": rank ", world_rank(rank), " waits for rank ",
-                   other, ", which has returned without joining"));
+  if (const auto reason = world_->in_vain(world_rank(rank), cat(pending.text(), " on ", name_),
+                                          members_, [&] { return missing_in(pending); }))
+    call_off(rank, Kind::Comm, *reason);
 }
 
 std::vector<int> LocalGroup::missing_in(const Pending& pending) {

@@ -67,7 +67,8 @@ class MpiBackend final : public Backend {
             .cuda = false,
             .checks_before_data_moves = rank_->world().options().check,
             .sums_in_rank_order = true,
-            .abort_wakes_peers = true};
+            .abort_wakes_peers = true,
+            .messages_overtake = true};
   }
 
  private:

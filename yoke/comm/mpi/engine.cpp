@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <thread>
 
+#include "yoke/comm/linger.h"
+
 namespace yoke::comm {
 namespace {
 
@@ -21,13 +23,6 @@ constexpr Duration kPatience = 1s;
 // Fresh memory costs a page fault every 4 KiB, so scratch up to this size is used again.
 constexpr int64_t kMaxSpareBytes = 64 << 20;
 
-bool more_ranks_than_cores(const World& world, int rank) {
-  unsigned on_host = 0;
-  for (int other = 0; other < world.size(); ++other)
-    on_host += world.place(other).host == world.place(rank).host;
-  return on_host > std::thread::hardware_concurrency();
-}
-
 }  // namespace
 
 std::string MpiTask::text() const {
@@ -41,7 +36,7 @@ MpiRank::MpiRank(std::shared_ptr<World> world, std::shared_ptr<MpiChannel> chann
     : world_(std::move(world)),
       channel_(std::move(channel)),
       rank_(world_->first_here()),
-      crowded_(more_ranks_than_cores(*world_, rank_)) {}
+      crowded_(more_than_cores(world_->ranks_on_host(rank_))) {}
 
 void MpiRank::leave() {
   try {
@@ -194,21 +189,12 @@ std::optional<std::string> MpiRank::await(const MpiTask& task) {
   return std::nullopt;
 }
 
-// A rank that has returned will never join: say so now, not at the deadline. Who has left is looked
-// up first: what is missing after that will stay so.
 std::optional<std::string> MpiRank::complaint(const MpiTask& task) {
-  std::vector<int> gone;
-  for (const int member : task.group->members)
-    if (world_->left(member)) gone.push_back(member);
-  if (gone.empty()) return std::nullopt;
-  progress();
-  if (task.done) return std::nullopt;
-  const auto missing = missing_in(task);
-  for (const int other : gone)
-    if (std::ranges::count(missing, other) > 0)
-      return cat(task.text(), " on ", task.group->name, ": rank ", rank_, " waits for rank ", other,
-                 ", which has returned without joining");
-  return std::nullopt;
+  return world_->in_vain(rank_, cat(task.text(), " on ", task.group->name), task.group->members,
+                         [&] {
+                           progress();
+                           return task.done ? std::vector<int>{} : missing_in(task);
+                         });
 }
 
 std::vector<int> MpiRank::missing_in(const MpiTask& task) const {

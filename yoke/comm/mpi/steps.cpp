@@ -225,12 +225,10 @@ void Steps::compare(const std::vector<std::string>& calls) const {
     const int last = int(parts.size()) - 1;
     for (int other = 0; other < last; ++other)
       if (const auto reason = mismatch(parts[size_t(other)], other, parts.back(), last))
-        rank.call_off(
-            group.members[size_t(last)], Kind::Comm,
-            cat(*reason, ": rank ", group.members[size_t(last)], " called ", parts.back().text(),
-                ", rank ", group.members[size_t(other)], " called ", parts[size_t(other)].text(),
-                ", both as operation #", task.sequence, " on ", group.name,
-                "; every rank must make the same calls in the same order"));
+        rank.call_off(group.members[size_t(last)], Kind::Comm,
+                      disagreement(*reason, {group.members[size_t(last)], parts.back().text()},
+                                   {group.members[size_t(other)], parts[size_t(other)].text()},
+                                   task.sequence, group.name));
   }
 }
 
@@ -285,14 +283,12 @@ void Steps::recv(List& list) const {
     Header header;
     std::memcpy(&header, task.scratch.const_data_ptr(), sizeof header);
     const at::Tensor& inbox = part.outputs[0];
-    const char* reason = inbox.scalar_type() != header.type ? "the dtypes differ"
-                         : inbox.numel() != header.numel    ? "the sizes differ"
-                                                            : nullptr;
-    if (reason != nullptr)
+    if (const auto reason =
+            message_mismatch(header.type, header.numel, inbox.scalar_type(), inbox.numel()))
       rank.call_off(rank.rank(), Kind::Comm,
-                    cat(reason, ": rank ", rank.rank(), " called ", part.text(), ", rank ",
-                        group.members[root], " called ", header.text, ", both as message #",
-                        task.sequence, " of their pair on ", group.name));
+                    disagreement(*reason, {rank.rank(), part.text()},
+                                 {group.members[root], header.text}, task.sequence, group.name,
+                                 /*message=*/true));
     rank.channel().recv(group.members[root], tag(kPayloadTag), to_write(inbox), task.transfers);
   });
 }

@@ -27,10 +27,9 @@ void NcclRank::compare(const NcclPending& pending) {
       if (part.operation.point_to_point())
         compare_message(group, part, theirs);
       else if (const auto reason = mismatch(theirs, other, part.operation, group.rank))
-        call_off(Kind::Comm, cat(*reason, ": rank ", rank_, " called ", part.operation.text(),
-                                 ", rank ", group.members[size_t(other)], " called ", theirs.text(),
-                                 ", both as operation #", part.sequence, " on ", group.name,
-                                 "; every rank must make the same calls in the same order"));
+        call_off(Kind::Comm, disagreement(*reason, {rank_, part.operation.text()},
+                                          {group.members[size_t(other)], theirs.text()},
+                                          part.sequence, group.name));
     }
   }
 }
@@ -38,14 +37,10 @@ void NcclRank::compare(const NcclPending& pending) {
 void NcclRank::compare_message(const NcclGroup& group, const NcclPending::Part& part,
                                const Operation& theirs) {
   const at::Tensor &a = part.operation.subject(), &b = theirs.subject();
-  const char* reason = a.scalar_type() != b.scalar_type() ? "the dtypes differ"
-                       : a.numel() != b.numel()           ? "the sizes differ"
-                                                          : nullptr;
-  if (reason != nullptr)
-    call_off(Kind::Comm,
-             cat(reason, ": rank ", rank_, " called ", part.operation.text(), ", rank ",
-                 group.members[size_t(part.operation.root)], " called ", theirs.text(),
-                 ", both as message #", part.sequence, " of their pair on ", group.name));
+  if (const auto reason = message_mismatch(a.scalar_type(), a.numel(), b.scalar_type(), b.numel()))
+    call_off(Kind::Comm, disagreement(*reason, {rank_, part.operation.text()},
+                                      {group.members[size_t(part.operation.root)], theirs.text()},
+                                      part.sequence, group.name, /*message=*/true));
 }
 
 }  // namespace yoke::comm

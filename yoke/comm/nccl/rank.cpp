@@ -365,30 +365,23 @@ void NcclRank::poll() {
 
 void NcclRank::look_after(NcclPending& pending, Time time) {
   const NcclGroup& group = *pending.group;
-  // Who has left is looked up first: what is missing after that will stay so.
-  std::vector<int> gone;
-  for (const int member : group.members)
-    if (world().left(member)) gone.push_back(member);
-  const bool late = time >= pending.deadline.load();
-  if (!late && gone.empty()) return;
-  const NcclPending::Part* worst = nullptr;  // the first part that somebody has not joined
-  std::vector<int> missing;
   for (const auto& part : pending.parts) {
-    missing = missing_in(part, group);
-    worst = &part;
-    if (!missing.empty()) break;
+    const auto missing = [&] { return missing_in(part, group); };
+    if (time >= pending.deadline.load()) {
+      const auto absent = missing();
+      if (absent.empty() && &part != &pending.parts.back()) continue;  // the first that is missed
+      call_off(Kind::Timeout,
+               cat("rank ", rank_, " waited ",
+                   world().lateness(text_of(part, group), group.members, absent),
+                   absent.empty() ? "; all have called, run.check compares the calls" : ""));
+    }
+    const auto reason = world().in_vain(rank_, text_of(part, group), group.members, missing);
+    if (!reason) continue;
+    // What a rank that has left had still enqueued gets a moment to end.
+    if (!pending.suspected) pending.suspected = time;
+    if (time - *pending.suspected >= kGrace) call_off(Kind::Comm, *reason);
+    return;
   }
-  if (late)
-    call_off(Kind::Timeout,
-             cat("rank ", rank_, " waited ",
-                 world().lateness(text_of(*worst, group), group.members, missing),
-                 missing.empty() ? "; all have called, run.check compares the calls" : ""));
-  std::erase_if(missing, [&](int member) { return !std::ranges::count(gone, member); });
-  if (missing.empty()) return;
-  if (!pending.suspected) pending.suspected = time;
-  if (time - *pending.suspected >= kGrace)
-    call_off(Kind::Comm, cat(text_of(*worst, group), ": rank ", rank_, " waits for rank ",
-                             missing[0], ", which has returned without joining"));
 }
 
 std::vector<int> NcclRank::missing_in(const NcclPending::Part& part, const NcclGroup& group) const {
@@ -417,11 +410,7 @@ void NcclRank::call_off(Kind kind, const std::string& what) {
 
 void NcclRank::check(NcclResult result, NcclComm comm, const std::string& what) {
   if (result == NcclResult::Success || result == NcclResult::InProgress) return;
-  const Time deadline = now() + kTrueCause;
-  while (!world().failed() && now() < deadline) {
-    const uint32_t seen = changed_->key();
-    if (!world().failed()) changed_->wait(seen, deadline);
-  }
+  world().failed_soon();
   call_off(result == NcclResult::RemoteError ? Kind::Comm : Kind::Device,
            cat("NCCL ", api().version_text(), ", ", what, ": ", api().error_string(result), "; ",
                api().last_error(comm)));

@@ -91,7 +91,8 @@ class ShmBackend final : public Backend {
             .cpu = true,
             .checks_before_data_moves = true,
             .sums_in_rank_order = true,
-            .abort_wakes_peers = true};
+            .abort_wakes_peers = true,
+            .messages_overtake = true};
   }
 
  private:

@@ -194,9 +194,8 @@ std::string ShmGroup::conflict_in(uint64_t sequence, const Operation& mine) {
     if (other == rank_ || theirs.came.load() != sequence + 1) continue;
     const Operation part = read(theirs, nullptr);
     if (const auto reason = mismatch(part, other, mine, rank_))
-      return cat(*reason, ": rank ", owner_.rank(), " called ", mine.text(), ", rank ",
-                 world_rank(other), " called ", part.text(), ", both as operation #", sequence,
-                 " on ", name_, "; every rank must make the same calls in the same order");
+      return disagreement(*reason, {owner_.rank(), mine.text()}, {world_rank(other), part.text()},
+                          sequence, name_);
   }
   return "";
 }
@@ -351,13 +350,11 @@ bool ShmGroup::take_messages(int peer, Channel& channel) {
     if (message.sent.load(std::memory_order_acquire) < q + 1) break;
     const Operation send = read(message.part, &owner_.memory());
     const at::Tensor &from = send.subject(), &to = pending->part.subject();
-    const char* reason = from.scalar_type() != to.scalar_type() ? "the dtypes differ"
-                         : from.numel() != to.numel()           ? "the sizes differ"
-                                                                : nullptr;
-    if (reason != nullptr)
-      call_off(Kind::Comm, cat(reason, ": rank ", owner_.rank(), " called ", pending->part.text(),
-                               ", rank ", world_rank(peer), " called ", send.text(),
-                               ", both as message #", q, " of their pair on ", name_));
+    if (const auto reason =
+            message_mismatch(from.scalar_type(), from.numel(), to.scalar_type(), to.numel()))
+      call_off(Kind::Comm, disagreement(*reason, {owner_.rank(), pending->part.text()},
+                                        {world_rank(peer), send.text()}, q, name_,
+                                        /*message=*/true));
     std::memcpy(to.mutable_data_ptr(), from.const_data_ptr(), to.nbytes());
     run_copies(pending->part.after);
     settle(*pending);
@@ -372,13 +369,10 @@ bool ShmGroup::take_messages(int peer, Channel& channel) {
 }
 
 void ShmGroup::drop_what_waits_for_the_departed() {
-  const World& world = owner_.world();
   const auto hopeless = [&](const std::shared_ptr<ShmPending>& pending) {
-    std::vector<int> gone;
-    for (const int member : members_)
-      if (world.left(member)) gone.push_back(member);
-    const auto missing = missing_in(*pending);
-    return std::ranges::any_of(gone, [&](int r) { return std::ranges::count(missing, r) > 0; });
+    return owner_.world()
+        .in_vain(owner_.rank(), "", members_, [&] { return missing_in(*pending); })
+        .has_value();
   };
   for (auto* channels : {&sends_, &recvs_})
     for (auto& [peer, channel] : *channels)

@@ -4,33 +4,16 @@
 #include "yoke/comm/shm/rank.h"
 
 #include <algorithm>
-#include <thread>
+
+#include "yoke/comm/linger.h"
 
 namespace yoke::comm {
 namespace {
 
 using namespace std::chrono_literals;
 
-// Spinning on catches a peer that is about to come; yielding lets one run that shares our core.
-constexpr Duration kSpin = 4us, kYield = 50us;
 // After a failure elsewhere the bell may be rung by nobody: the side channel's news come by it.
 constexpr Duration kNap = 100ms;
-
-bool rings(const EventCount& bell, uint32_t seen, bool crowded) {
-  const Time start = SteadyClock().now();
-  Duration waited{0};
-  while (waited < (crowded ? kSpin : kYield)) {
-    for (int i = 0; i < 16; ++i) {
-      if (bell.key() != seen) return true;
-#if defined(__x86_64__)
-      __builtin_ia32_pause();
-#endif
-    }
-    if (crowded || waited > kSpin) std::this_thread::yield();
-    waited = SteadyClock().now() - start;
-  }
-  return false;
-}
 
 }  // namespace
 
@@ -65,15 +48,14 @@ bool ShmRank::progress(bool steal) {
 }
 
 void ShmRank::wait(const ShmGroup& group, const ShmPending& pending) {
-  static const int kCores = int(std::thread::hardware_concurrency());
-  const bool crowded = world_->size() > kCores;
+  const bool crowded = more_than_cores(world_->size());
   const Time deadline = SteadyClock().now() + world_->timeout();
   EventCount& mine = bell(rank_);
   while (!pending.done) {
     const uint32_t seen = mine.key();
     if (progress(/*steal=*/true) || pending.done) continue;
     if (world_->failed()) world_->raise(rank_);
-    if (rings(mine, seen, crowded)) continue;
+    if (linger(crowded, [&] { return mine.key() != seen; })) continue;
     check_missing(group, pending);
     const Time now = SteadyClock().now();
     if (now >= deadline) {
@@ -87,21 +69,12 @@ void ShmRank::wait(const ShmGroup& group, const ShmPending& pending) {
   }
 }
 
-// Who has left is looked up first: what is missing after that will stay so, while the other way
-// round it could still have come.
 void ShmRank::check_missing(const ShmGroup& group, const ShmPending& pending) const {
-  std::vector<int> gone;
-  for (const int member : group.members())
-    if (world_->left(member)) gone.push_back(member);
-  if (gone.empty()) return;
-  const auto missing = group.missing_in(pending);
-  for (const int other : gone) {
-    if (std::ranges::count(missing, other) == 0) continue;
-    world_->fail(rank_, Kind::Comm,
-                 cat(group.text(pending), ": rank ", rank_, " waits for rank ", other,
-                     ", which has returned without joining"));
-    world_->raise(rank_);
-  }
+  const auto reason = world_->in_vain(rank_, group.text(pending), group.members(),
+                                      [&] { return group.missing_in(pending); });
+  if (!reason) return;
+  world_->fail(rank_, Kind::Comm, *reason);
+  world_->raise(rank_);
 }
 
 void ShmRank::leave() {

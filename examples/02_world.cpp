@@ -42,5 +42,5 @@ int main(int argc, char** argv) try {
   yoke::comm::run_world(launch, run, options);
 } catch (const yoke::Error& error) {
   std::cerr << error.what() << "\n";
-  return error.kind() == yoke::Kind::Usage ? 2 : 3;
+  return yoke::exit_code(error.kind());
 }

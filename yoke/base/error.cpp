@@ -25,4 +25,18 @@ const char* to_string(Kind kind) {
   return "unknown";
 }
 
+int exit_code(Kind kind) {
+  switch (kind) {
+    case Kind::Usage:
+    case Kind::Config:
+      return 2;
+    case Kind::Comm:
+    case Kind::Device:
+    case Kind::Timeout:
+      return 3;
+    default:
+      return 1;
+  }
+}
+
 }  // namespace yoke

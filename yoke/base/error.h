@@ -14,6 +14,8 @@ namespace yoke {
 enum class Kind { Usage, Config, Io, Comm, Device, Timeout, Cancelled, Internal };
 
 const char* to_string(Kind kind);
+// What a program ends with: 1 failed, 2 a mistake of the user, 3 a peer or a device failed.
+int exit_code(Kind kind);
 
 class Error : public std::runtime_error {
  public:

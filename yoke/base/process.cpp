@@ -37,25 +37,6 @@ struct Pipe {
   }
 };
 
-std::vector<char*> pointers(const std::vector<std::string>& texts) {
-  std::vector<char*> result;
-  for (const auto& text : texts) result.push_back(const_cast<char*>(text.c_str()));
-  result.push_back(nullptr);
-  return result;
-}
-
-std::vector<std::string> merged_environment(const std::vector<std::string>& extra) {
-  std::vector<std::string> merged = extra;
-  for (char** entry = environ; *entry != nullptr; ++entry) {
-    const std::string_view text = *entry;
-    const std::string_view name = text.substr(0, text.find('=') + 1);
-    bool replaced = false;
-    for (const auto& override_entry : extra) replaced |= override_entry.starts_with(name);
-    if (!replaced) merged.emplace_back(text);
-  }
-  return merged;
-}
-
 int exit_code_of(int status) {
   return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
 }
@@ -97,6 +78,25 @@ int reap(pid_t child, bool kill_now, Time deadline, bool& timed_out) {
 
 }  // namespace
 
+std::vector<char*> c_strings(const std::vector<std::string>& texts) {
+  std::vector<char*> result;
+  for (const auto& text : texts) result.push_back(const_cast<char*>(text.c_str()));
+  result.push_back(nullptr);
+  return result;
+}
+
+std::vector<std::string> child_environment(const std::vector<std::string>& extra) {
+  std::vector<std::string> merged = extra;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string_view text = *entry;
+    const std::string_view name = text.substr(0, text.find('=') + 1);
+    bool replaced = false;
+    for (const auto& override_entry : extra) replaced |= override_entry.starts_with(name);
+    if (!replaced) merged.emplace_back(text);
+  }
+  return merged;
+}
+
 ProcessResult run_process(const std::vector<std::string>& command, const ProcessOptions& options) {
   YOKE_CHECK(!command.empty());
   const Time deadline = SteadyClock().now() + options.timeout;
@@ -110,10 +110,10 @@ ProcessResult run_process(const std::vector<std::string>& command, const Process
   posix_spawnattr_init(&attributes);
   posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);
   posix_spawnattr_setpgroup(&attributes, 0);
-  const auto environment = merged_environment(options.environment);
+  const auto environment = child_environment(options.environment);
   pid_t child = 0;
   const int error = ::posix_spawnp(&child, command[0].c_str(), &actions, &attributes,
-                                   pointers(command).data(), pointers(environment).data());
+                                   c_strings(command).data(), c_strings(environment).data());
   posix_spawn_file_actions_destroy(&actions);
   posix_spawnattr_destroy(&attributes);
   if (error != 0) fail(Kind::Io, "cannot start '", command[0], "': ", std::strerror(error));

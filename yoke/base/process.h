@@ -26,4 +26,9 @@ struct ProcessOptions {
 ProcessResult run_process(const std::vector<std::string>& command,
                           const ProcessOptions& options = {});
 
+// For those who start processes themselves: the caller's environment with `extra` ("NAME=value") in
+// place of its own, and texts as exec wants them, which must outlive the result.
+std::vector<std::string> child_environment(const std::vector<std::string>& extra);
+std::vector<char*> c_strings(const std::vector<std::string>& texts);
+
 }  // namespace yoke

@@ -3,7 +3,6 @@
 
 #include <ATen/Functions.h>
 #include <torch/cuda.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -15,6 +14,7 @@
 #include "yoke/base/process.h"
 #include "yoke/base/text.h"
 #include "yoke/cli/program_mpi.h"
+#include "yoke/cli/scratch.h"
 #include "yoke/comm/nccl/backend.h"
 #include "yoke/comm/run_processes.h"
 #include "yoke/comm/run_world.h"
@@ -245,7 +245,8 @@ BenchLine bench_backend(const BenchComm& bench, uint64_t bytes) {
   if (bench.backend == "local" || bench.backend == "nccl")
     return measure_in_threads(
         bench, bytes, [&](const Communicator& comm) { return subject(comm, bench, bytes); });
-  const auto file = std::filesystem::temp_directory_path() / cat("yoke-bench-", ::getpid());
+  const Scratch scratch;
+  const auto file = scratch.path() / "line";
   const auto argument = encode(bench, bytes, file.string());
   if (bench.backend == "shm")
     comm::run_processes(bench.ranks, "bench", {.argument = argument});
@@ -253,7 +254,6 @@ BenchLine bench_backend(const BenchComm& bench, uint64_t bytes) {
     run_under_mpirun(bench.ranks, argument);
   std::ifstream in(file);
   const std::string text{std::istreambuf_iterator<char>(in), {}};
-  std::filesystem::remove(file);
   const auto lines = read_json(text);
   YOKE_CHECK(lines.size() == 1, text);
   return lines[0];

@@ -10,6 +10,7 @@
 #include "yoke/base/process.h"
 #include "yoke/base/text.h"
 #include "yoke/cli/bench_comm.h"
+#include "yoke/cli/scratch.h"
 #include "yoke/observe/json_lines.h"
 
 namespace yoke::cli {
@@ -38,27 +39,6 @@ std::string python_with_torch() {
   }
   return "python3";
 }
-
-// A temporary folder that goes away with its owner.
-class Scratch {
- public:
-  Scratch() {
-    std::string name = (fs::temp_directory_path() / "yoke-bench-XXXXXX").string();
-    if (::mkdtemp(name.data()) == nullptr)
-      fail(Kind::Io, "cannot make a folder in ", fs::temp_directory_path().string());
-    path_ = name;
-  }
-  ~Scratch() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-  }
-  Scratch(const Scratch&) = delete;
-  Scratch& operator=(const Scratch&) = delete;
-  const fs::path& path() const { return path_; }
-
- private:
-  fs::path path_;
-};
 
 std::string checked(const std::string& peer, const ProcessResult& result) {
   if (result.timed_out) fail(Kind::Timeout, "the peer ", peer, " did not finish in time");

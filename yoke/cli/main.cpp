@@ -19,20 +19,6 @@
 
 namespace {
 
-int exit_code(yoke::Kind kind) {
-  switch (kind) {
-    case yoke::Kind::Usage:
-    case yoke::Kind::Config:
-      return 2;
-    case yoke::Kind::Comm:
-    case yoke::Kind::Device:
-    case yoke::Kind::Timeout:
-      return 3;
-    default:
-      return 1;
-  }
-}
-
 // CLI11 would only say that a verb is required.
 void check_verb(const CLI::App& app, int argc, char** argv) {
   if (argc < 2 || argv[1][0] == '-') return;
@@ -79,7 +65,7 @@ int main(int argc, char** argv) {
     return 2;
   } catch (const yoke::Error& error) {
     std::cerr << "yoke: " << error.what() << "\n";
-    return exit_code(error.kind());
+    return yoke::exit_code(error.kind());
   } catch (const std::exception& error) {
     std::cerr << "yoke: " << error.what() << "\n";
     return 1;

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The fixture of the communicator's contract, which every backend passes at every group size:
-// values in contract_test.cpp, failures in contract_failure_test.cpp. A backend joins by adding
-// itself to the instantiations at the end of contract_test.cpp. Started by a launcher as several
-// processes, each runs the whole suite, and they form a new world for each run().
+// values in contract_test.cpp, order in contract_order_test.cpp, failures in
+// contract_failure_test.cpp. A backend joins by adding itself to the instantiations at the end of
+// contract_test.cpp. Started by a launcher as several processes, each runs the whole suite, and
+// they form a new world for each run().
 #pragma once
 
 #include <ATen/Functions.h>

@@ -6,13 +6,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <array>
 #include <csignal>
 #include <cstring>
 #include <thread>
 
 #include "yoke/base/error.h"
+#include "yoke/base/process.h"
 #include "yoke/base/text.h"
 #include "yoke/comm/hub.h"
 #include "yoke/net/socket.h"
@@ -28,27 +28,16 @@ struct Child {
   std::optional<int> status = {};
 };
 
-std::vector<char*> pointers(const std::vector<std::string>& texts) {
-  std::vector<char*> result;
-  for (const auto& text : texts) result.push_back(const_cast<char*>(text.c_str()));
-  result.push_back(nullptr);
-  return result;
-}
-
-Child start(std::vector<std::string> environment) {
+Child start(const std::vector<std::string>& environment) {
   std::array<int, 2> ends{};
   if (::pipe2(ends.data(), O_CLOEXEC) != 0)
     fail(Kind::Io, "cannot make a pipe: ", std::strerror(errno));
   Child child{.report = net::Descriptor(ends[0])};
   const net::Descriptor writing(ends[1]);
-  for (char** entry = environ; *entry != nullptr; ++entry) {
-    const std::string_view text = *entry, name = text.substr(0, text.find('=') + 1);
-    if (std::ranges::none_of(environment, [&](const auto& own) { return own.starts_with(name); }))
-      environment.emplace_back(text);
-  }
-  const auto variables = pointers(environment);
+  const auto variables = child_environment(environment);
+  const auto variable_pointers = c_strings(variables);
   const std::vector<std::string> command{"/proc/self/exe"};
-  const auto arguments = pointers(command);
+  const auto arguments = c_strings(command);
   const pid_t parent = ::getpid();
   child.id = ::fork();
   if (child.id < 0) fail(Kind::Io, "cannot start a process: ", std::strerror(errno));
@@ -59,7 +48,7 @@ Child start(std::vector<std::string> environment) {
       ::fcntl(kReportFd, F_SETFD, 0);
     else
       ::dup2(writing.get(), kReportFd);
-    ::execve(arguments[0], arguments.data(), variables.data());
+    ::execve(arguments[0], arguments.data(), variable_pointers.data());
     ::_exit(127);
   }
   return child;
@@ -111,7 +100,7 @@ void run_processes(int num_processes, const std::string& function,
              {"YOKE_NUM_NODES", "1"},
              {"YOKE_JOB_ID", ""}})
       environment.push_back(cat(name, "=", value));
-    children.push_back(start(std::move(environment)));
+    children.push_back(start(environment));
   }
   if (options.on_start) {
     std::vector<int> ids;
@@ -173,17 +162,7 @@ std::optional<int> process_main(const topo::Environment& environment,
     return 0;
   } catch (const Error& error) {
     report(error.what());
-    switch (error.kind()) {
-      case Kind::Usage:
-      case Kind::Config:
-        return 2;
-      case Kind::Comm:
-      case Kind::Timeout:
-      case Kind::Device:
-        return 3;  // a peer or a device
-      default:
-        return 1;
-    }
+    return exit_code(error.kind());
   } catch (const std::exception& error) {
     report(error.what());
     return 1;

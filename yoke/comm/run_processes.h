@@ -39,8 +39,7 @@ void run_processes(int num_processes, const std::string& function,
                    const ProcessesOptions& options = {});
 
 // In a process that run_processes has started: calls the function and gives the exit code for
-// main() to return: 0, 1 failed, 2 a mistake of the user, 3 a peer or a device failed. Else
-// nothing.
+// main() to return: 0, or exit_code() of what went wrong. Else nothing.
 std::optional<int> process_main(const topo::Environment& environment,
                                 const ProcessFunctions& functions);
 

@@ -49,7 +49,7 @@ std::unique_ptr<Hub> open_hub(const std::vector<net::Address>& at, const HubOpti
       return std::make_unique<Hub>(address, options);
     } catch (const Error& error) {
       if (&address == &at.back())
-        fail(Kind::Io, "the processes cannot meet: ", error.what(),
+        fail(Kind::Comm, "the processes cannot meet: ", error.what(),
              "; set YOKE_PORT to a free port on the first host");
     }
   return nullptr;

@@ -14,12 +14,20 @@
 #include <map>
 
 #include "yoke/base/error.h"
+#include "yoke/base/mutex.h"
 
 namespace yoke::comm {
 namespace {
 
 void check(cudaError_t status, const char* what) {
   if (status != cudaSuccess) fail(Kind::Device, what, ": ", cudaGetErrorString(status));
+}
+
+// Not an error; but LibTorch would take it for one of the next launch's.
+bool not_ready(cudaError_t status) {
+  if (status != cudaErrorNotReady) return false;
+  cudaGetLastError();
+  return true;
 }
 
 // The stream memory operations live in the driver; asking the runtime for them needs no link to it.
@@ -42,14 +50,44 @@ void stream_value(StreamValue function, cudaStream_t stream, void* address, uint
     fail(Kind::Device, "a CUDA stream memory operation failed with code ", int(status));
 }
 
+// Making and freeing an event takes a lock that launches want as well: so they are kept.
+class SpareEvents {
+ public:
+  cudaEvent_t take(int device) {
+    {
+      MutexLock lock(mutex_);
+      if (auto& spare = spare_[device]; !spare.empty()) {
+        const cudaEvent_t event = spare.back();
+        spare.pop_back();
+        return event;
+      }
+    }
+    cudaEvent_t event = nullptr;
+    check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
+    return event;
+  }
+  void give(int device, cudaEvent_t event) {
+    MutexLock lock(mutex_);
+    spare_[device].push_back(event);
+  }
+
+ private:
+  Mutex mutex_;
+  std::map<int, std::vector<cudaEvent_t>> spare_ YOKE_GUARDED_BY(mutex_);
+};
+
+SpareEvents& spare_events() {
+  static auto* const events = new SpareEvents;  // outlives every thread
+  return *events;
+}
+
 }  // namespace
 
+// Of the device that is current when it is made.
 class CudaEvent {
  public:
-  CudaEvent() {
-    check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreate");
-  }
-  ~CudaEvent() { cudaEventDestroy(event_); }
+  CudaEvent() : device_(c10::cuda::current_device()), event_(spare_events().take(device_)) {}
+  ~CudaEvent() { spare_events().give(device_, event_); }
   CudaEvent(const CudaEvent&) = delete;
   CudaEvent& operator=(const CudaEvent&) = delete;
 
@@ -58,11 +96,12 @@ class CudaEvent {
     check(cudaStreamWaitEvent(stream, event_, 0), "cudaStreamWaitEvent");
   }
   // An error of the device counts as passed: the wait after it will report it.
-  bool passed() const { return cudaEventQuery(event_) != cudaErrorNotReady; }
+  bool passed() const { return !not_ready(cudaEventQuery(event_)); }
   void synchronize() const { cudaEventSynchronize(event_); }
 
  private:
-  cudaEvent_t event_ = nullptr;
+  const int device_;
+  const cudaEvent_t event_;
 };
 
 bool cuda_available() { return c10::cuda::device_count() > 0; }
@@ -80,6 +119,11 @@ std::shared_ptr<CudaEvent> cuda_mark(at::Device device) {
   auto event = std::make_shared<CudaEvent>();
   event->record(c10::cuda::getCurrentCUDAStream(device.index()));
   return event;
+}
+
+std::shared_ptr<CudaEvent> cuda_mark_busy(at::Device device) {
+  const auto stream = c10::cuda::getCurrentCUDAStream(device.index());
+  return not_ready(cudaStreamQuery(stream)) ? cuda_mark(device) : nullptr;
 }
 
 void cuda_wait(const CudaEvent& event, at::Device device) {

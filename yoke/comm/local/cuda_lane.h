@@ -26,6 +26,8 @@ class CudaEvent;  // a point on a stream
 
 // All that the caller's current stream on `device` has been given so far.
 std::shared_ptr<CudaEvent> cuda_mark(at::Device device);
+// The same; null where the stream has already done it all.
+std::shared_ptr<CudaEvent> cuda_mark_busy(at::Device device);
 // The caller's current stream on `device` goes on only after the event.
 void cuda_wait(const CudaEvent& event, at::Device device);
 bool cuda_passed(const CudaEvent& event);

@@ -17,6 +17,7 @@ void cuda_enter(int device) {
        " was asked for, but this build has no CUDA; build with ./dev build --preset cuda");
 }
 std::shared_ptr<CudaEvent> cuda_mark(at::Device) { unreachable(); }
+std::shared_ptr<CudaEvent> cuda_mark_busy(at::Device) { unreachable(); }
 void cuda_wait(const CudaEvent&, at::Device) { unreachable(); }
 bool cuda_passed(const CudaEvent&) { unreachable(); }
 at::Tensor cuda_fold(const std::vector<at::Tensor>&, ReduceOp) { unreachable(); }

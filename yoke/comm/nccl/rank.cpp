@@ -16,15 +16,31 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr Duration kPoll = 100us;   // a stream does not notify
-constexpr Duration kLook = 1ms;     // between two looks at deadlines and errors
-constexpr Duration kSettle = 5ms;   // NCCL takes some microseconds for a launch
-constexpr Duration kGrace = 100ms;  // for what a rank that has left had still enqueued
+constexpr Duration kPoll = 100us;    // a stream does not notify
+constexpr Duration kSpin = 300us;    // what comes soon is awaited without sleeping
+constexpr Duration kSpinDone = 5ms;  // after that a nap is a small part of the wait
+constexpr Duration kLook = 1ms;      // between two looks at deadlines and errors
+constexpr Duration kSettle = 5ms;    // NCCL takes some microseconds for a launch
+constexpr Duration kGrace = 100ms;   // for what a rank that has left had still enqueued
 // NCCL reports a peer's end as an error of its own; the side channel may know the cause.
 constexpr Duration kTrueCause = 1s;
 constexpr Duration kEnd = 10s;  // for what should end by itself
 
 Time now() { return SteadyClock().now(); }
+
+bool comes_soon(const std::function<bool()>& ready, Duration spin = kSpin) {
+  for (const Time end = now() + spin; now() < end; std::this_thread::yield())
+    if (ready()) return true;
+  return false;
+}
+
+// As one group: all are told to end before the first frees memory, which waits for the kernels of
+// all.
+void abort_all(const NcclApi& api, const std::vector<NcclComm>& comms) {
+  api.group_start();
+  for (const NcclComm comm : comms) api.abort(comm);
+  api.group_end();
+}
 
 bool in_progress(const NcclApi& api, NcclComm comm) {
   NcclResult state{};
@@ -63,8 +79,7 @@ NcclProcess::~NcclProcess() {
       std::this_thread::sleep_for(kPoll);
       if (now() >= deadline) well = false;
     }
-    if (!well)
-      for (const NcclComm comm : comms_) api.abort(comm);
+    if (!well) abort_all(api, comms_);
   }
   if (well)
     for (const NcclComm comm : comms_) api.destroy(comm);
@@ -152,13 +167,9 @@ NcclRank::~NcclRank() {
 }
 
 NcclGroup& NcclRank::await_world() {
-  const Time deadline = connect_deadline();
-  while (true) {
-    const uint32_t seen = changed_->key();
-    if (NcclGroup* group = world_group_.load(std::memory_order_acquire)) return *group;
-    world().check(rank_);
-    doze(seen, kEnd, deadline);
-  }
+  await([&] { return world_group_.load(std::memory_order_acquire) != nullptr; }, connect_deadline(),
+        kSpin, kEnd);
+  return *world_group_;
 }
 
 std::shared_ptr<NcclPending> NcclRank::issue(NcclGroup& group, std::vector<Operation> operations) {
@@ -172,7 +183,7 @@ std::shared_ptr<NcclPending> NcclRank::issue(NcclGroup& group, std::vector<Opera
     if (subject.defined() && subject.device() != device_)
       fail(Kind::Usage, to_string(operation.kind), " on ", group.name, ": rank ", rank_, " drives ",
            device_, ", and the tensor is on ", subject.device());
-    if (subject.defined() && !pending->mark) pending->mark = cuda_mark(device_);
+    if (subject.defined() && !pending->mark) pending->mark = cuda_mark_busy(device_);
     pending->host_waits |= operation.kind == OpKind::Barrier;
   }
   {
@@ -206,23 +217,25 @@ std::shared_ptr<NcclPending> NcclRank::issue(NcclGroup& group, std::vector<Opera
   return pending;
 }
 
-void NcclRank::doze(uint32_t seen, Duration longest, Time deadline) {
-  const Time last = deadline + kTrueCause;
-  if (now() >= last)
-    call_off(Kind::Timeout,
-             cat("rank ", rank_, " waited past the deadline for its issuing thread, ",
-                 "which a call to CUDA or NCCL holds up"));
-  changed_->wait(seen, std::min(now() + longest, last));
-}
-
-void NcclRank::await_launch(const NcclPending& pending) {
+void NcclRank::await(const std::function<bool()>& ready, Time deadline, Duration spin,
+                     Duration nap) {
+  if (comes_soon(ready, spin)) return;
   while (true) {
     const uint32_t seen = changed_->key();
     const bool hopeless = aborting_;
-    if (pending.launched()) return;
+    if (ready()) return;
     if (hopeless) world().raise(rank_);
-    doze(seen, kEnd, pending.deadline);
+    const Time last = deadline + kTrueCause;
+    if (now() >= last)
+      call_off(Kind::Timeout,
+               cat("rank ", rank_, " waited past the deadline for its issuing thread, ",
+                   "which a call to CUDA or NCCL holds up"));
+    changed_->wait(seen, std::min(now() + nap, last));
   }
+}
+
+void NcclRank::await_launch(const NcclPending& pending) {
+  await([&] { return pending.launched(); }, pending.deadline, kSpin, kEnd);
 }
 
 bool NcclRank::done(const NcclPending& pending) const {
@@ -235,13 +248,7 @@ bool NcclRank::done(const NcclPending& pending) const {
 // rank could hold a lock of CUDA's while it waits for a kernel that they cannot launch without it.
 void NcclRank::await_those_beside(const NcclPending& pending) {
   if (pending.beside.empty() || torch::autograd::get_current_graph_task_id() != -1) return;
-  while (true) {
-    const uint32_t seen = changed_->key();
-    const bool hopeless = aborting_;
-    if (process_->have_launched(pending.beside)) return;
-    if (hopeless) world().raise(rank_);
-    doze(seen, kEnd, pending.deadline);
-  }
+  await([&] { return process_->have_launched(pending.beside); }, pending.deadline, kSpin, kEnd);
 }
 
 at::Tensor NcclRank::allocate(at::IntArrayRef sizes, const at::TensorOptions& options) {
@@ -283,13 +290,7 @@ void NcclRank::wait(const NcclPending& pending) {
 
 void NcclRank::synchronize(const NcclPending& pending) {
   await_launch(pending);
-  while (true) {
-    const uint32_t seen = changed_->key();
-    const bool hopeless = aborting_;
-    if (done(pending)) return;
-    if (hopeless) world().raise(rank_);
-    doze(seen, kPoll, pending.deadline);
-  }
+  await([&] { return done(pending); }, pending.deadline, kSpinDone, kPoll);
 }
 
 void NcclRank::run(const std::stop_token& stop) {
@@ -299,15 +300,18 @@ void NcclRank::run(const std::stop_token& stop) {
     std::iota(everybody.begin(), everybody.end(), 0);
     world_group_.store(&form("world", everybody, rank_), std::memory_order_release);
     changed_->notify_all();
-    while (true) {
+    for (bool busy = false; true;) {
       const uint32_t seen = changed_->key();
       register_memory();
       if (const auto pending = next()) {
+        busy = true;
         launch(pending);
         changed_->notify_all();
         if (now() - last_look_ >= kLook) poll();  // launches come first
         continue;
       }
+      if (std::exchange(busy, false) && comes_soon([&] { return changed_->key() != seen; }))
+        continue;
       poll();
       if (stop.stop_requested()) {  // a message to itself that nobody will answer
         std::erase_if(in_flight_, [](const auto& pending) { return pending->open > 0; });
@@ -457,9 +461,11 @@ void NcclRank::give_up() {
     std::this_thread::sleep_for(kPoll);
   }
   aborting_ = true;
+  std::vector<NcclComm> comms;
   for (auto& group : groups_)
     for (NcclComm* comm : {&group.comm, &group.origin})
-      if (*comm != nullptr) api().abort(std::exchange(*comm, nullptr));
+      if (*comm != nullptr) comms.push_back(std::exchange(*comm, nullptr));
+  abort_all(api(), comms);
   changed_->notify_all();
   // What the kernels may still touch stays alive until they have left.
   const Time deadline = now() + kEnd;

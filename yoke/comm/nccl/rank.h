@@ -92,8 +92,8 @@ class NcclRank {
   at::Tensor allocate(at::IntArrayRef sizes, const at::TensorOptions& options);
 
  private:
-  // A caller's nap. The issuing thread keeps the deadlines, unless CUDA or NCCL holds it up.
-  void doze(uint32_t seen, Duration longest, Time deadline);
+  // A caller's wait. The issuing thread keeps the deadlines, unless CUDA or NCCL holds it up.
+  void await(const std::function<bool()>& ready, Time deadline, Duration spin, Duration nap);
   void await_those_beside(const NcclPending& pending);
 
   // rank.cpp: the issuing thread

@@ -36,8 +36,9 @@ NcclGroup& NcclRank::form(const std::string& name, std::vector<int> members, int
   // may be waiting for this very one.
   int lowest = 0, highest = 0;
   cudaDeviceGetStreamPriorityRange(&lowest, &highest);
-  if (cudaStreamCreateWithPriority(&group.stream, cudaStreamNonBlocking, highest) != cudaSuccess)
-    fail(Kind::Device, "cannot make a CUDA stream for ", name);
+  const auto made = cudaStreamCreateWithPriority(&group.stream, cudaStreamNonBlocking, highest);
+  if (made != cudaSuccess)
+    fail(Kind::Device, "cannot make a CUDA stream for ", name, ": ", cudaGetErrorString(made));
   const c10::cuda::CUDAStreamGuard guard(
       c10::cuda::getStreamFromExternal(group.stream, device_.index()));
   // Taken before a kernel of the group can run: CUDA may wait for kernels when it looks for memory.

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+// Data parallelism for any module, as it is: every rank holds the model, or a shard of it, and sees
+// its own part of the batch; the gradients are those of the whole batch.
+//
+//   DataParallel dp(*model, comm, {.zero = 1});
+//   AdamW optimizer(dp, {.lr = 3e-4});
+//   for (...) {
+//     dp.backward(loss.sum(), samples);   // sum and number of this rank's samples, even unequal
+//     optimizer.step();
+//   }
+//
+// Collective: construction, backward(), gathered(), Optimizer::step(): by every rank, in the same
+// order. Threads: the rank's own; the module is used on the thread that made this.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "yoke/comm/communicator.h"
+#include "yoke/parallel/model.h"
+#include "yoke/parallel/wire.h"
+#include "yoke/plan/layout.h"
+
+namespace yoke::parallel {
+
+// What the model computes in. AsIs: what its parameters are. Bf16, Fp16: the parameters become so,
+// with masters in their own type, and the rank's thread computes under autocast.
+enum class Precision { AsIs, Bf16, Fp16 };
+
+struct DataParallelOptions {
+  // 0: replicas. 1: the optimizer's state is sharded. 2: gradients too. 3: parameters too.
+  int zero = 0;
+  Precision precision = Precision::AsIs;
+  int64_t bucket_bytes = 25 << 20, first_bucket_bytes = 1 << 20;
+  bool learn_order = true;            // stages 0 and 1: buckets in the order of the first backward
+  bool reshard_after_forward = true;  // stage 3: what forward gathered is gathered again
+  std::shared_ptr<const Wire> wire = plain_wire();
+  double loss_scale = 65536;  // Fp16: the first
+};
+
+class DataParallel {
+ public:
+  DataParallel(torch::nn::Module& module, const comm::Communicator& comm,
+               const DataParallelOptions& options = {});
+  DataParallel(torch::jit::Module& module, const comm::Communicator& comm,
+               const DataParallelOptions& options = {});
+  ~DataParallel();
+
+  // Adds the gradient of `loss_sum` over `count` samples (or tokens), and reduces it over the ranks
+  // while it is computed. A step divides the sum of all gradients by the sum of all counts. A rank
+  // that has no samples gives an undefined tensor and 0. More losses of the same samples: count 0.
+  void backward(const at::Tensor& loss_sum, double count);
+  // The same for all but the last micro-batch of a step; stages 0 and 1 do not communicate.
+  void accumulate(const at::Tensor& loss_sum, double count);
+
+  // Runs `fn` while every rank has all parameters: to save, evaluate or look at them. What it
+  // writes into them is lost at stages 1 and above.
+  void gathered(const std::function<void()>& fn);
+  // Compares the parameters of all ranks bit by bit; throws with the rank that differs.
+  void check_replicas();
+
+  const comm::Communicator& comm() const;
+  const plan::Layout& layout() const;
+  const DataParallelOptions& options() const;
+  plan::Memory memory() const;  // bytes of this rank, as allocated; optimizer: the masters alone
+  double loss_scale() const;
+
+  // For optimizers. What this rank steps of each bucket: weights and gradients of equal length, and
+  // the parameters in them.
+  struct Part {
+    at::Tensor weights = {}, gradients = {};  // [elements]
+    at::Tensor shard = {};  // of the gradients: every element of the model is in one rank's
+    std::vector<plan::Piece> pieces = {};
+  };
+  struct Reduced {
+    double count = 0;
+    std::vector<bool> used = {};  // the parameters that had a gradient on some rank
+    std::vector<Part> parts = {};
+  };
+  Reduced reduced();  // awaits the reductions
+  // The step is over: the weights have been updated, or, where gradients were not finite, not.
+  void stepped(bool updated);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace yoke::parallel

@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "yoke/parallel/gradients.h"
+
+#include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/utils/lambda_post_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+
+#include "yoke/base/error.h"
+
+namespace yoke::parallel {
+
+Gradients::Gradients(std::shared_ptr<const plan::Layout> layout,
+                     const std::vector<ModelParameter>& parameters, const comm::Communicator& comm,
+                     Options options)
+    : layout_(std::move(layout)),
+      parameters_(parameters),
+      comm_(comm),
+      options_(std::move(options)),
+      buckets_(layout_->buckets.size()),
+      states_(parameters.size()),
+      used_(parameters.size(), false) {
+  const auto kind = at::device(options_.device).dtype(options_.dtype);
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    const auto& plan = layout_->buckets[b];
+    const int64_t size = layout_->shard_count(plan);
+    for (const auto& slot : plan.slots) {
+      states_[size_t(slot.parameter)].bucket = b;
+      states_[size_t(slot.parameter)].slot = slot;
+    }
+    if (keeps_buckets()) {
+      provide(b);
+      buckets_[b].shard = buckets_[b].full.narrow(0, comm_.rank() * size, size);
+    } else {
+      buckets_[b].shard = at::zeros({size}, kind);
+    }
+  }
+  for (size_t p = 0; p < parameters_.size(); ++p)
+    for (size_t leaf = 0; leaf < parameters_[p].leaves.size(); ++leaf) {
+      const auto node = torch::autograd::impl::grad_accumulator(parameters_[p].leaves[leaf]);
+      const auto key = node->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(
+          [this, p, leaf](const auto& outputs, const auto&) {
+            hook(int(p), leaf);
+            return outputs;
+          }));
+      remove_hooks_.emplace_back([node, key] { node->del_post_hook(key); });
+    }
+}
+
+Gradients::~Gradients() {
+  for (const auto& remove : remove_hooks_) remove();
+}
+
+void Gradients::begin(bool reduce, std::function<void(size_t)> on_reduce) {
+  const at::NoGradGuard no_grad;
+  if (reduced_ && keeps_buckets()) {  // a second reduction in one step: the first is kept apart
+    await();
+    for (size_t b = 0; b < buckets_.size(); ++b) buckets_[b].carry = owned(b).clone();
+  }
+  if (!keeps_buckets())
+    while (!in_flight_.empty()) take_in(in_flight_.front());
+  if (reduced_ || !keeps_buckets())
+    for (size_t p = 0; p < states_.size(); ++p) {
+      states_[p].filled = states_[p].bound = false;
+      for (const auto& leaf : parameters_[p].leaves) leaf.mutable_grad().reset();
+    }
+  for (auto& state : states_) state.num_arrived = 0;
+  for (auto& bucket : buckets_) bucket.num_ready = 0;
+  order_.clear();
+  next_ = 0;
+  reduced_ = false;
+  active_ = true;
+  reducing_ = reduce;
+  on_reduce_ = std::move(on_reduce);
+}
+
+void Gradients::end() {
+  if (reducing_) reduce_up_to(buckets_.size() - 1);
+  active_ = reducing_ = false;
+}
+
+void Gradients::hook(int parameter, size_t leaf) {
+  if (!active_) return;
+  at::Tensor& gradient = parameters_[size_t(parameter)].leaves[leaf].mutable_grad();
+  if (!gradient.defined()) return;  // a layer that will bring it later
+  const at::NoGradGuard no_grad;
+  absorb(parameter, leaf, gradient);
+  State& state = states_[size_t(parameter)];
+  if (++state.num_arrived < int(parameters_[size_t(parameter)].leaves.size())) return;
+  used_[size_t(parameter)] = true;
+  order_.push_back(parameter);
+  ++buckets_[state.bucket].num_ready;
+  while (reducing_ && next_ < buckets_.size() &&
+         buckets_[next_].num_ready == int(layout_->buckets[next_].slots.size()))
+    launch(next_++);
+}
+
+void Gradients::absorb(int parameter, size_t leaf, at::Tensor& gradient) {
+  State& state = states_[size_t(parameter)];
+  if (!state.place.defined()) provide(state.bucket);
+  if (gradient.is_alias_of(state.place)) return;  // autograd has added to it
+  if (state.bound)
+    fail(Kind::Usage, "the gradient of '", parameters_[size_t(parameter)].name,
+         "' has left its buffer: it was replaced or cleared (zero_grad) between two passes of one "
+         "step; Optimizer::step() clears the gradients");
+  const at::Tensor value = gradient.is_sparse() ? gradient.to_dense() : gradient;
+  if (state.filled)
+    state.place.add_(value);
+  else
+    state.place.copy_(value);
+  state.filled = true;
+  if (keeps_buckets() && value.scalar_type() == options_.dtype) {
+    gradient = state.place;
+    state.bound = leaf + 1 == parameters_[size_t(parameter)].leaves.size();
+  } else {
+    gradient.reset();
+  }
+}
+
+void Gradients::provide(size_t b) {
+  Bucket& bucket = buckets_[b];
+  const auto& plan = layout_->buckets[b];
+  const auto kind = at::device(options_.device).dtype(options_.dtype);
+  if (keeps_buckets()) {
+    bucket.full = comm_.allocate({plan.count}, kind);
+  } else {
+    if (pool_.empty() && !in_flight_.empty()) take_in(in_flight_.front());
+    if (pool_.empty()) {
+      int64_t largest = 0;
+      for (const auto& each : layout_->buckets) largest = std::max(largest, each.count);
+      pool_.push_back(comm_.allocate({largest}, kind));
+      num_allocated_ += largest;
+    }
+    bucket.block = std::move(pool_.back());
+    pool_.pop_back();
+    bucket.full = bucket.block.narrow(0, 0, plan.count);
+  }
+  clear_gaps(plan, bucket.full);
+  for (const auto& slot : plan.slots)
+    states_[size_t(slot.parameter)].place =
+        bucket.full.narrow(0, slot.offset, slot.count)
+            .view(layout_->parameters[size_t(slot.parameter)].shape);
+}
+
+// What lies between the parameters is stepped with them, and counts in the norm.
+void Gradients::clear_gaps(const plan::Bucket& plan, const at::Tensor& tensor) const {
+  int64_t end = 0;
+  auto clear_to = [&](int64_t begin) {
+    if (end < begin) tensor.narrow(0, end, begin - end).zero_();
+  };
+  for (const auto& slot : plan.slots) {
+    clear_to(slot.offset);
+    end = slot.offset + slot.count;
+  }
+  clear_to(plan.count);
+}
+
+void Gradients::reduce_up_to(size_t bucket) {
+  const at::NoGradGuard no_grad;
+  while (next_ <= bucket) launch(next_++);
+}
+
+void Gradients::launch(size_t b) {
+  Bucket& bucket = buckets_[b];
+  const auto& plan = layout_->buckets[b];
+  if (!bucket.full.defined()) provide(b);
+  for (const auto& slot : plan.slots) {
+    State& state = states_[size_t(slot.parameter)];
+    if (!state.filled) state.place.zero_();
+  }
+  if (options_.zero == 0) {
+    bucket.work = options_.wire->all_reduce(comm_, bucket.full);
+  } else {
+    if (bucket.has_sum) bucket.fresh = at::empty_like(bucket.shard);
+    bucket.work = options_.wire->reduce_scatter(comm_, bucket.has_sum ? bucket.fresh : bucket.shard,
+                                                bucket.full);
+  }
+  in_flight_.push_back(b);
+  reduced_ = true;
+  if (on_reduce_) on_reduce_(b);
+}
+
+void Gradients::take_in(size_t b) {
+  std::erase(in_flight_, b);
+  Bucket& bucket = buckets_[b];
+  bucket.work.wait();
+  bucket.work = {};
+  if (keeps_buckets()) return;
+  if (bucket.has_sum) bucket.shard.add_(bucket.fresh);
+  bucket.fresh.reset();
+  bucket.has_sum = true;
+  for (const auto& slot : layout_->buckets[b].slots) states_[size_t(slot.parameter)].place.reset();
+  pool_.push_back(std::move(bucket.block));
+  bucket.block.reset();
+  bucket.full.reset();
+}
+
+void Gradients::await() {
+  const at::NoGradGuard no_grad;
+  while (!in_flight_.empty()) take_in(in_flight_.front());
+  for (size_t b = 0; b < buckets_.size(); ++b)
+    if (buckets_[b].carry.defined()) {
+      owned(b).add_(buckets_[b].carry);
+      buckets_[b].carry.reset();
+    }
+}
+
+at::Tensor Gradients::owned(size_t bucket) const {
+  return options_.zero == 0 ? buckets_[bucket].full : buckets_[bucket].shard;
+}
+
+at::Tensor Gradients::shard(size_t bucket) const { return buckets_[bucket].shard; }
+
+void Gradients::clear() {
+  for (size_t p = 0; p < states_.size(); ++p) {
+    states_[p].filled = states_[p].bound = false;
+    for (const auto& leaf : parameters_[p].leaves) leaf.mutable_grad().reset();
+  }
+  for (auto& bucket : buckets_) bucket.has_sum = false;
+  used_.assign(used_.size(), false);
+  reduced_ = false;
+}
+
+void Gradients::adopt(const Gradients& other) {
+  const at::NoGradGuard no_grad;
+  used_ = other.used_;
+  order_ = other.order_;
+  for (size_t p = 0; p < states_.size(); ++p) {
+    const State& theirs = other.states_[p];
+    if (!theirs.filled) continue;
+    State& mine = states_[p];
+    mine.place.copy_(theirs.place);
+    mine.filled = true;
+    mine.bound = theirs.bound;
+    if (mine.bound)
+      for (const auto& leaf : parameters_[p].leaves) leaf.mutable_grad() = mine.place;
+  }
+}
+
+int64_t Gradients::bytes() const {
+  int64_t elements = 0;
+  for (const auto& bucket : buckets_)
+    elements += keeps_buckets() ? bucket.full.numel() : bucket.shard.numel();
+  return elements * int64_t(c10::elementSize(options_.dtype));
+}
+
+int64_t Gradients::pool_bytes() const {
+  return num_allocated_ * int64_t(c10::elementSize(options_.dtype));
+}
+
+}  // namespace yoke::parallel

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+// The gradients of a model: collected in the buckets of the layout while a backward pass produces
+// them, and reduced over the ranks bucket by bucket, in the same order everywhere, as soon as a
+// bucket and all before it are full. Stages 0 and 1 keep every bucket and reduce once a step;
+// stages 2 and 3 take buckets from a pool, reduce every pass and keep the sum of their shard.
+// Collective: reduce() of every pass, on all ranks. Threads: the rank's, and its backward's.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "yoke/comm/communicator.h"
+#include "yoke/parallel/model.h"
+#include "yoke/parallel/wire.h"
+
+namespace yoke::parallel {
+
+class Gradients {
+ public:
+  struct Options {
+    int zero = 0;
+    at::ScalarType dtype = at::kFloat;  // of the sums
+    at::Device device = at::kCPU;
+    std::shared_ptr<const Wire> wire = nullptr;  // null: as they are
+  };
+
+  Gradients(std::shared_ptr<const plan::Layout> layout,
+            const std::vector<ModelParameter>& parameters, const comm::Communicator& comm,
+            Options options);
+  ~Gradients();  // the hooks go; gradients that lie in the buckets stay with the parameters
+  Gradients(const Gradients&) = delete;
+  Gradients& operator=(const Gradients&) = delete;
+
+  // Around each backward pass. `reduce`: its gradients are reduced while it runs, and `on_reduce`
+  // is told of each bucket; else they are only added up, and a later pass reduces them.
+  void begin(bool reduce, std::function<void(size_t)> on_reduce = nullptr);
+  void end();
+  // Between the two: reduces the buckets up to this one, whatever they hold.
+  void reduce_up_to(size_t bucket);
+  // Takes over what another layout of the same parameters holds. Stages 0 and 1.
+  void adopt(const Gradients& other);
+
+  // The order in which the parameters of the last pass had their gradients.
+  const std::vector<int>& order() const { return order_; }
+  // Which parameters had a gradient in this step, on this rank.
+  const std::vector<bool>& used() const { return used_; }
+
+  // Collective. Waits for the reductions; then owned() holds the sums over all ranks and passes.
+  void await();
+  at::Tensor owned(size_t bucket) const;  // the shard; at stage 0 all of the bucket
+  at::Tensor shard(size_t bucket) const;
+  // Forgets the step's gradients.
+  void clear();
+  bool reduced() const { return reduced_; }
+  int64_t bytes() const, pool_bytes() const;
+
+ private:
+  struct Bucket {
+    at::Tensor block = {};  // of the pool, behind full
+    at::Tensor full = {};   // [count]; at stages 2 and 3 only while a pass fills it
+    at::Tensor shard = {};  // of full; at stages 2 and 3 memory of its own
+    at::Tensor carry = {};  // what an earlier reduction of this step gave, at stages 0 and 1
+    at::Tensor fresh = {};  // where a reduction writes that is to be added
+    comm::Work work = {};
+    int num_ready = 0;
+    bool has_sum = false;  // the shard holds that of earlier passes, at stages 2 and 3
+  };
+  struct State {
+    size_t bucket = 0;
+    plan::Slot slot = {};
+    at::Tensor place = {};  // shaped; changes with the bucket's memory at stages 2 and 3
+    int num_arrived = 0;    // leaves, in this pass
+    bool filled = false;    // the place holds gradients
+    bool bound = false;     // the leaves' gradients are the place
+  };
+
+  void hook(int parameter, size_t leaf);
+  void absorb(int parameter, size_t leaf, at::Tensor& gradient);
+  void provide(size_t bucket);  // memory for a bucket, from the pool
+  void take_in(size_t bucket);  // awaits its reduction and adds it up
+  void launch(size_t bucket);
+  void clear_gaps(const plan::Bucket& plan, const at::Tensor& tensor) const;
+  bool keeps_buckets() const { return options_.zero < 2; }
+
+  const std::shared_ptr<const plan::Layout> layout_;
+  const std::vector<ModelParameter> parameters_;
+  const comm::Communicator comm_;
+  const Options options_;
+  std::vector<Bucket> buckets_;
+  std::vector<State> states_;
+  std::vector<bool> used_;
+  std::vector<int> order_;
+  std::vector<std::function<void()>> remove_hooks_;
+  std::vector<at::Tensor> pool_;
+  int64_t num_allocated_ = 0;  // elements, in the pool or taken from it
+  std::vector<size_t> in_flight_;
+  size_t next_ = 0;  // the bucket to be launched next
+  bool active_ = false, reducing_ = false, reduced_ = false;
+  std::function<void(size_t)> on_reduce_;
+};
+
+}  // namespace yoke::parallel

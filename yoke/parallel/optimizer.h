@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+// Optimizers on the flat memory of a DataParallel: one fused update for each group of parameters,
+// over this rank's shard. step() divides the gradients by the global count, measures their norm
+// (every parameter once), clips, updates, and clears. Parameters that had no gradient on any rank
+// are left as they are. Collective: step(). Threads: the rank's.
+#pragma once
+
+#include <functional>
+#include <limits>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "yoke/parallel/data_parallel.h"
+
+namespace yoke::parallel {
+
+struct OptimizerOptions {
+  double lr = 1e-3;
+  double weight_decay = 0;
+  // The parameters that decay: matrices, unless told otherwise.
+  std::function<bool(const plan::Parameter&)> decays = [](const plan::Parameter& parameter) {
+    return parameter.shape.size() >= 2;
+  };
+  double clip = std::numeric_limits<double>::infinity();  // the largest gradient norm
+};
+
+struct StepInfo {
+  int64_t step = 0;      // the first is 1
+  double grad_norm = 0;  // of the mean gradient, before clipping
+  double count = 0;      // samples of all ranks
+  double lr = 0;
+  bool skipped = false;  // fp16: the scaled gradients did not fit, and the scale was lowered
+};
+
+class Optimizer {
+ public:
+  virtual ~Optimizer() = default;
+  StepInfo step();
+
+  double lr() const { return options_.lr; }
+  void set_lr(double lr) { options_.lr = lr; }
+  int64_t state_bytes() const;
+
+  // State of this rank for each bucket, by name ("exp_avg"), for checkpoints. Empty before the
+  // first step.
+  using State = std::map<std::string, std::vector<at::Tensor>>;
+  const State& state() const { return state_; }
+
+ protected:
+  Optimizer(DataParallel& dp, OptimizerOptions options, std::vector<std::string> state_names);
+
+  // What one fused call updates: parameters of equal decay. Lists of equal length.
+  struct Batch {
+    double weight_decay = 0;
+    std::vector<at::Tensor> weights = {}, gradients = {}, steps = {};
+    std::vector<std::vector<at::Tensor>> state = {};  // in the order of the names
+  };
+  // Gradients are to be divided by `scale`, a float32 of one element; undefined: they have been.
+  virtual void update(const Batch& batch, const at::Tensor& scale) = 0;
+
+  DataParallel& dp_;
+  OptimizerOptions options_;
+
+ private:
+  void plan_batches(const DataParallel::Reduced& reduced);
+  [[noreturn]] void not_finite(const DataParallel::Reduced& reduced, double norm) const;
+
+  const std::vector<std::string> state_names_;
+  State state_;
+  std::vector<Batch> batches_;
+  std::vector<bool> used_;          // what batches_ was made for
+  std::vector<int64_t> num_steps_;  // of each parameter
+  int64_t step_ = 0;
+};
+
+// Loshchilov and Hutter, ICLR 2019.
+struct AdamWOptions : OptimizerOptions {
+  double beta1 = 0.9, beta2 = 0.999, eps = 1e-8;
+};
+class AdamW final : public Optimizer {
+ public:
+  explicit AdamW(DataParallel& dp, AdamWOptions options = {});
+
+ private:
+  void update(const Batch& batch, const at::Tensor& scale) override;
+  const AdamWOptions adam_;
+};
+
+struct SgdOptions : OptimizerOptions {
+  double momentum = 0;
+  bool nesterov = false;
+};
+class Sgd final : public Optimizer {
+ public:
+  explicit Sgd(DataParallel& dp, SgdOptions options = {});
+
+ private:
+  void update(const Batch& batch, const at::Tensor& scale) override;
+  const SgdOptions sgd_;
+};
+
+// Chen et al., NeurIPS 2023: the sign of an interpolated momentum.
+struct LionOptions : OptimizerOptions {
+  double beta1 = 0.9, beta2 = 0.99;
+};
+class Lion final : public Optimizer {
+ public:
+  explicit Lion(DataParallel& dp, LionOptions options = {});
+
+ private:
+  void update(const Batch& batch, const at::Tensor& scale) override;
+  const LionOptions lion_;
+};
+
+}  // namespace yoke::parallel

@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "yoke/parallel/weights.h"
+
+#include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+
+#include "yoke/base/error.h"
+
+namespace yoke::parallel {
+
+Weights::Weights(std::shared_ptr<const plan::Layout> layout,
+                 const std::vector<ModelParameter>& parameters,
+                 const std::vector<at::Tensor>& values, const comm::Communicator& comm,
+                 Options options)
+    : layout_(std::move(layout)), parameters_(parameters), comm_(comm), options_(options) {
+  const at::NoGradGuard no_grad;
+  const auto kind = at::device(options_.device).dtype(options_.dtype);
+  const at::ScalarType source = values.empty() ? options_.dtype : values[0].scalar_type();
+  for (const auto& plan : layout_->buckets) {
+    Bucket& bucket = buckets_.emplace_back();
+    bucket.weights = this;
+    bucket.index = buckets_.size() - 1;
+    const int64_t size = layout_->shard_count(plan);
+    auto mine = [&](const at::Tensor& all) { return all.narrow(0, comm_.rank() * size, size); };
+    // Under ZeRO 3 one bucket at a time is whole.
+    bucket.memory =
+        options_.zero < 3 ? comm_.allocate({plan.count}, kind) : at::empty({plan.count}, kind);
+    const at::Tensor all =
+        source == options_.dtype ? bucket.memory : at::empty({plan.count}, kind.dtype(source));
+    all.zero_();
+    for (const auto& slot : plan.slots)
+      all.narrow(0, slot.offset, slot.count).copy_(values[size_t(slot.parameter)].reshape({-1}));
+    comm_.broadcast(all, 0).wait();
+    if (source != options_.dtype) {
+      bucket.memory.copy_(all);
+      bucket.masters = (options_.zero == 0 ? all : mine(all)).clone();
+    }
+    bucket.params = make_touchable(&bucket, plan.count, kind, bucket.memory.mutable_data_ptr());
+    for (const auto& slot : plan.slots)
+      for (at::Tensor leaf : parameters_[size_t(slot.parameter)].leaves)
+        leaf.set_data(view(slot, bucket));
+    bucket.shard = mine(bucket.memory);
+    if (options_.zero == 3) {
+      bucket.shard = comm_.allocate({size}, kind).copy_(bucket.shard);
+      bucket.memory.reset();
+      move_memory(bucket.params, nullptr);
+    }
+  }
+  if (options_.zero == 3 || (options_.zero > 0 && comm_.size() > 1))
+    observer_ = std::make_unique<TouchObserver>();
+}
+
+Weights::~Weights() {
+  const at::NoGradGuard no_grad;
+  for (auto& bucket : buckets_) {
+    for (const auto& slot : layout_->buckets[bucket.index].slots)
+      for (at::Tensor leaf : parameters_[size_t(slot.parameter)].leaves)
+        if (options_.zero == 3 && owner_of(leaf) == &bucket)
+          leaf.set_data(at::empty({0}, leaf.options()));
+    if (options_.zero < 3) settle_memory(bucket.params, bucket.memory);
+  }
+}
+
+at::Tensor Weights::view(const plan::Slot& slot, const Bucket& bucket) const {
+  return bucket.params.narrow(0, slot.offset, slot.count)
+      .view(layout_->parameters[size_t(slot.parameter)].shape);
+}
+
+at::Tensor Weights::owned(size_t bucket) const {
+  return options_.zero == 0 ? buckets_[bucket].memory : buckets_[bucket].shard;
+}
+
+at::Tensor Weights::masters(size_t bucket) const {
+  return buckets_[bucket].masters.defined() ? buckets_[bucket].masters : owned(bucket);
+}
+
+int64_t Weights::pool_bytes() const {
+  return num_allocated_ * int64_t(c10::elementSize(options_.dtype));
+}
+
+void Weights::updated() {
+  const at::NoGradGuard no_grad;
+  for (auto& bucket : buckets_)
+    if (bucket.masters.defined()) owned(bucket.index).copy_(bucket.masters);
+  if (options_.zero == 3) return release_all();
+  if (options_.zero == 0) return;
+  // The first layers, which are the last buckets, are wanted first.
+  for (auto bucket = buckets_.rbegin(); bucket != buckets_.rend(); ++bucket) {
+    bucket->gathering = comm_.all_gather(bucket->memory, bucket->shard);
+    bucket->pending = true;
+    ++num_gathered_;
+  }
+}
+
+void Weights::gather_all() {
+  keep_all_ = true;
+  for (auto& bucket : buckets_) {
+    if (!bucket.memory.defined()) gather(bucket);
+    await(bucket);
+  }
+}
+
+void Weights::release_all() {
+  keep_all_ = false;
+  if (options_.zero < 3) return;
+  for (auto& bucket : buckets_) release(bucket);
+  visits_.clear();
+  events_.clear();
+}
+
+void Weights::gather(Bucket& bucket) {
+  if (pool_.empty()) {
+    int64_t largest = 0;
+    for (const auto& plan : layout_->buckets) largest = std::max(largest, plan.count);
+    pool_.push_back(comm_.allocate({largest}, at::device(options_.device).dtype(options_.dtype)));
+    num_allocated_ += largest;
+  }
+  const at::Tensor block = pool_.back();
+  pool_.pop_back();
+  bucket.memory = block;
+  move_memory(bucket.params, block.mutable_data_ptr());
+  bucket.gathering =
+      comm_.all_gather(block.narrow(0, 0, layout_->buckets[bucket.index].count), bucket.shard);
+  bucket.pending = true;
+  ++num_gathered_;
+}
+
+void Weights::await(Bucket& bucket) {
+  if (!bucket.pending) return;
+  bucket.pending = false;
+  bucket.gathering.wait();
+  bucket.gathering = {};
+}
+
+void Weights::release(Bucket& bucket) {
+  if (!bucket.memory.defined()) return;
+  await(bucket);
+  move_memory(bucket.params, nullptr);
+  pool_.push_back(std::move(bucket.memory));
+  bucket.memory.reset();
+}
+
+void Weights::touched(Bucket& bucket, bool outermost) noexcept {
+  try {
+    const at::NoGradGuard no_grad;
+    visit(bucket, outermost);
+  } catch (...) {
+    // The operation goes on and must find memory; check() tells.
+    if (!failure_) failure_ = std::current_exception();
+    if (!bucket.memory.defined()) {
+      bucket.memory = at::empty({layout_->buckets[bucket.index].count},
+                                at::device(options_.device).dtype(options_.dtype));
+      move_memory(bucket.params, bucket.memory.mutable_data_ptr());
+    }
+  }
+}
+
+void Weights::visit(Bucket& bucket, bool outermost) {
+  if (options_.zero < 3 || keep_all_) return await(bucket);
+  const bool again = !visits_.empty() && visits_.back() == bucket.index;
+  if (again) return await(bucket);
+  const size_t previous = visits_.empty() ? bucket.index : visits_.back();
+  visits_.push_back(bucket.index);
+  events_.push_back({Event::What::Visit, bucket.index});
+  const auto next = foresee();
+  if (!bucket.memory.defined()) gather(bucket);
+  await(bucket);
+  if (next && !buckets_[*next].memory.defined()) gather(buckets_[*next]);
+  const bool keep = !options_.reshard_after_forward && !in_backward_;
+  if (!outermost || keep) return;
+  for (auto& other : buckets_)
+    if (other.index != bucket.index && other.index != next.value_or(previous)) release(other);
+}
+
+std::optional<size_t> Weights::foresee() {
+  const size_t now = visits_.size() - 1;
+  if (now < last_visits_.size() && last_visits_[now] == visits_[now]) {
+    if (now + 1 < last_visits_.size()) return last_visits_[now + 1];
+    return std::nullopt;
+  }
+  // A new pass without an end to the last one, which had no backward.
+  if (now > 0 && !last_visits_.empty() && last_visits_[0] == visits_[now]) {
+    const size_t first = visits_[now];
+    release_all();
+    visits_ = {first};
+    events_ = {{Event::What::Visit, first}};
+    return foresee();
+  }
+  return std::nullopt;
+}
+
+void Weights::begin_backward() {
+  in_backward_ = true;
+  events_.push_back({Event::What::Backward, 0});
+}
+
+void Weights::note_reduce(size_t bucket) { events_.push_back({Event::What::Reduce, bucket}); }
+
+void Weights::end_backward() {
+  in_backward_ = false;
+  last_visits_ = visits_;
+  last_events_ = events_;
+  if (!keep_all_) release_all();
+}
+
+void Weights::follow(const std::function<void(size_t)>& reduce) {
+  if (last_events_.empty())
+    fail(Kind::Usage, "rank ", comm_.rank(),
+         " has no data in the first step, and does not yet know what the others communicate; give "
+         "every rank at least one sample in the first step");
+  if (!keep_all_) release_all();
+  const auto script = last_events_;
+  for (const auto& [what, bucket] : script) {
+    if (what == Event::What::Visit) visit(buckets_[bucket], /*outermost=*/true);
+    if (what == Event::What::Backward) begin_backward();
+    if (what == Event::What::Reduce) reduce(bucket);
+  }
+  end_backward();
+}
+
+void Weights::check() const {
+  if (failure_) std::rethrow_exception(failure_);
+  for (const auto& bucket : buckets_)
+    for (const auto& slot : layout_->buckets[bucket.index].slots)
+      for (const auto& leaf : parameters_[size_t(slot.parameter)].leaves)
+        if (owner_of(leaf) != &bucket || leaf.storage_offset() != slot.offset ||
+            leaf.numel() != slot.count)
+          fail(Kind::Usage, "parameter '", parameters_[size_t(slot.parameter)].name,
+               "' has left its buffer: it was moved, converted or replaced (Module::to, set_data) "
+               "after data parallelism had taken it; do that before");
+}
+
+}  // namespace yoke::parallel

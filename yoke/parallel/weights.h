@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+// The memory of a model's trainable parameters: one run for each bucket of the layout, of which the
+// parameters are views. Under ZeRO 1 and 2 every rank updates its shard and the rest is gathered,
+// awaited when an operation first touches it. Under ZeRO 3 only the shards stay; a bucket is
+// gathered when it is touched, the one that came next in the last pass is fetched ahead, and what
+// is neither is dropped.
+// Collective: the ranks touch buckets in the same order. Threads: the rank's, and its backward's.
+#pragma once
+
+#include <deque>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "yoke/comm/communicator.h"
+#include "yoke/parallel/model.h"
+#include "yoke/parallel/touch.h"
+
+namespace yoke::parallel {
+
+class Weights {
+ public:
+  struct Options {
+    int zero = 0;
+    at::ScalarType dtype = at::kFloat;  // that the model computes in
+    at::Device device = at::kCPU;
+    bool reshard_after_forward = true;
+  };
+
+  // Collective. The leaves become views of the buckets. The values are rank 0's; where they have
+  // more bits than the model computes in, what is owned is also kept with all of them: the masters.
+  Weights(std::shared_ptr<const plan::Layout> layout, const std::vector<ModelParameter>& parameters,
+          const std::vector<at::Tensor>& values, const comm::Communicator& comm, Options options);
+  // The leaves keep their values where the rank has them all; under ZeRO 3 they become empty.
+  ~Weights();
+  Weights(const Weights&) = delete;
+  Weights& operator=(const Weights&) = delete;
+
+  // What this rank updates of a bucket: its shard, without ZeRO all of it. [elements]
+  at::Tensor owned(size_t bucket) const;
+  // The same as optimizers see it: the masters where there are any.
+  at::Tensor masters(size_t bucket) const;
+  // All of a bucket; under ZeRO 3 only while it is gathered.
+  const at::Tensor& full(size_t bucket) const { return buckets_[bucket].params; }
+
+  // Collective. After an update of the masters.
+  void updated();
+  // Collective. All of every bucket is there, until release_all().
+  void gather_all();
+  void release_all();
+
+  // Around a backward pass; and that a bucket's gradients were reduced in it.
+  void begin_backward();
+  void note_reduce(size_t bucket);
+  void end_backward();
+  // Collective. Under ZeRO 3 a rank without data takes part in what the last pass communicated;
+  // `reduce` is called where a bucket's gradients were reduced.
+  void follow(const std::function<void(size_t)>& reduce);
+
+  // Throws what went wrong in a touch, or Kind::Usage if a leaf is no longer where it was put.
+  void check() const;
+  int64_t num_gathered() const { return num_gathered_; }  // buckets, since the start
+  int64_t pool_bytes() const;
+
+ private:
+  struct Bucket final : Touchable {
+    Weights* weights = nullptr;
+    size_t index = 0;
+    at::Tensor memory = {};  // behind params; undefined while nothing is gathered
+    at::Tensor params = {};  // [count]
+    at::Tensor shard = {};   // under ZeRO 3 memory of its own
+    at::Tensor masters = {};
+    comm::Work gathering = {};
+    bool pending = false;  // gathering has not been awaited
+    void touched(bool outermost) noexcept override { weights->touched(*this, outermost); }
+  };
+  struct Event {
+    enum class What { Visit, Backward, Reduce } what;
+    size_t bucket;
+  };
+
+  at::Tensor view(const plan::Slot& slot, const Bucket& bucket) const;
+  void touched(Bucket& bucket, bool outermost) noexcept;
+  void visit(Bucket& bucket, bool outermost);
+  void gather(Bucket& bucket);
+  void await(Bucket& bucket);
+  void release(Bucket& bucket);
+  std::optional<size_t> foresee();  // what comes after the visit that has just been noted
+
+  const std::shared_ptr<const plan::Layout> layout_;
+  const std::vector<ModelParameter> parameters_;
+  const comm::Communicator comm_;
+  const Options options_;
+  std::deque<Bucket> buckets_;
+  std::vector<at::Tensor> pool_;  // memory of buckets that are not gathered
+  int64_t num_allocated_ = 0;     // elements, pool and gathered
+  std::unique_ptr<TouchObserver> observer_;
+  std::vector<size_t> visits_, last_visits_;  // buckets in the order of this pass, and the last
+  std::vector<Event> events_, last_events_;   // likewise, with what else happened
+  bool in_backward_ = false;
+  bool keep_all_ = false;
+  int64_t num_gathered_ = 0;
+  std::exception_ptr failure_;
+};
+
+}  // namespace yoke::parallel

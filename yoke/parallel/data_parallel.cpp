@@ -158,6 +158,7 @@ struct DataParallel::Impl {
   std::unique_ptr<Autocast> autocast;
   double counted = 0;  // samples of this rank in this step
   bool ready = false;  // backward() has been called in this step
+  int64_t num_steps = 0;
   double scale = 1;
   int num_good = 0;  // steps since the scale has changed
 };
@@ -250,6 +251,9 @@ void DataParallel::stepped(bool updated) {
   impl_->gradients->clear();
   impl_->counted = 0;
   impl_->ready = false;
+  ++impl_->num_steps;
+  const int every = impl_->options.check_every;
+  if (every > 0 && impl_->num_steps % every == 0) check_replicas();
   if (impl_->options.precision != Precision::Fp16) return;
   constexpr int kGrowAfter = 2000;  // as torch.amp.GradScaler
   if (!updated) impl_->scale /= 2;

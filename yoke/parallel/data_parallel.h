@@ -38,6 +38,7 @@ struct DataParallelOptions {
   bool learn_order = true;            // stages 0 and 1: buckets in the order of the first backward
   bool reshard_after_forward = true;  // stage 3: what forward gathered is gathered again
   std::shared_ptr<const Wire> wire = plain_wire();
+  int check_every = 0;        // steps from one comparison of the replicas to the next; 0: none
   double loss_scale = 65536;  // Fp16: the first
 };
 

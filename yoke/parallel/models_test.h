@@ -124,12 +124,37 @@ struct Gpt : TestModel {
   std::vector<std::shared_ptr<Block>> blocks;
 };
 
+// Layers that some samples use, that some steps use, that nobody uses, and one that is frozen.
+struct Branches : TestModel {
+  Branches()
+      : always(register_module("always", torch::nn::Linear(5, 8))),
+        late(register_module("late", torch::nn::Linear(8, 8))),
+        sometimes(register_module("sometimes", torch::nn::Linear(8, 8))),
+        never(register_module("never", torch::nn::Linear(8, 8))),
+        frozen(register_module("frozen", torch::nn::Linear(8, 8))) {}
+  at::Tensor loss_sum(int64_t step, int64_t begin, int64_t end) override {
+    const at::Tensor x = input(step, begin, end, {5});
+    at::Tensor h = at::tanh(always(x));
+    if (end > 6) {  // of the samples from 6 on
+      const int64_t first = std::max<int64_t>(0, 6 - begin);
+      const at::Tensor rest = h.narrow(0, first, h.size(0) - first);
+      h = at::cat({h.narrow(0, 0, first), at::tanh(late(rest))});
+    }
+    if (step % 2 == 1) h = at::tanh(sometimes(h));
+    return (at::tanh(frozen(h)).sum(1) - x.sum(1)).square().sum();
+  }
+  torch::nn::Linear always, late, sometimes, never, frozen;
+};
+
 inline std::shared_ptr<TestModel> make_model(const std::string& name, at::ScalarType dtype) {
   std::shared_ptr<TestModel> model;
   if (name == "mlp") model = std::make_shared<Mlp>();
   if (name == "cnn") model = std::make_shared<Cnn>();
   if (name == "gpt") model = std::make_shared<Gpt>();
+  if (name == "branches") model = std::make_shared<Branches>();
   model->make(dtype);
+  if (auto* branches = dynamic_cast<Branches*>(model.get()))
+    for (auto& parameter : branches->frozen->parameters()) parameter.set_requires_grad(false);
   return model;
 }
 

@@ -163,7 +163,7 @@ void Weights::visit(Bucket& bucket, bool outermost) {
   if (again) return await(bucket);
   const size_t previous = visits_.empty() ? bucket.index : visits_.back();
   visits_.push_back(bucket.index);
-  events_.push_back({Event::What::Visit, bucket.index});
+  events_.push_back({Event::What::Visit, bucket.index, outermost});
   const auto next = foresee();
   if (!bucket.memory.defined()) gather(bucket);
   await(bucket);
@@ -182,10 +182,10 @@ std::optional<size_t> Weights::foresee() {
   }
   // A new pass without an end to the last one, which had no backward.
   if (now > 0 && !last_visits_.empty() && last_visits_[0] == visits_[now]) {
-    const size_t first = visits_[now];
+    const Event first = events_.back();
     release_all();
-    visits_ = {first};
-    events_ = {{Event::What::Visit, first}};
+    visits_ = {first.bucket};
+    events_ = {first};
     return foresee();
   }
   return std::nullopt;
@@ -193,7 +193,7 @@ std::optional<size_t> Weights::foresee() {
 
 void Weights::begin_backward() {
   in_backward_ = true;
-  events_.push_back({Event::What::Backward, 0});
+  events_.push_back({Event::What::Backward});
 }
 
 void Weights::note_reduce(size_t bucket) { events_.push_back({Event::What::Reduce, bucket}); }
@@ -212,8 +212,8 @@ void Weights::follow(const std::function<void(size_t)>& reduce) {
          "every rank at least one sample in the first step");
   if (!keep_all_) release_all();
   const auto script = last_events_;
-  for (const auto& [what, bucket] : script) {
-    if (what == Event::What::Visit) visit(buckets_[bucket], /*outermost=*/true);
+  for (const auto& [what, bucket, outermost] : script) {
+    if (what == Event::What::Visit) visit(buckets_[bucket], outermost);
     if (what == Event::What::Backward) begin_backward();
     if (what == Event::What::Reduce) reduce(bucket);
   }

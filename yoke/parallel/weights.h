@@ -78,7 +78,8 @@ class Weights {
   };
   struct Event {
     enum class What { Visit, Backward, Reduce } what;
-    size_t bucket;
+    size_t bucket = 0;
+    bool outermost = false;  // of a visit
   };
 
   at::Tensor view(const plan::Slot& slot, const Bucket& bucket) const;

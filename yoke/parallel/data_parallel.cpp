@@ -4,6 +4,7 @@
 #include <ATen/Functions.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
 #include <numeric>
@@ -129,7 +130,8 @@ struct DataParallel::Impl {
     if (loss_sum.defined()) {
       weights->begin_backward();
       const Autocast off(device.type(), false, compute_type(options.precision, own_type));
-      (scale == 1 ? loss_sum : loss_sum * scale).backward();
+      // Not Tensor::backward(): all of the pass would be inside that operation.
+      torch::autograd::backward({scale == 1 ? loss_sum : loss_sum * scale}, {});
     } else if (options.zero == 3) {
       weights->follow([this](size_t bucket) { gradients->reduce_up_to(bucket); });
     }

@@ -86,7 +86,7 @@ void Gradients::hook(int parameter, size_t leaf) {
   at::Tensor& gradient = parameters_[size_t(parameter)].leaves[leaf].mutable_grad();
   if (!gradient.defined()) return;  // a layer that will bring it later
   const at::NoGradGuard no_grad;
-  absorb(parameter, leaf, gradient);
+  absorb(parameter, gradient);
   State& state = states_[size_t(parameter)];
   if (++state.num_arrived < int(parameters_[size_t(parameter)].leaves.size())) return;
   used_[size_t(parameter)] = true;
@@ -97,7 +97,7 @@ void Gradients::hook(int parameter, size_t leaf) {
     launch(next_++);
 }
 
-void Gradients::absorb(int parameter, size_t leaf, at::Tensor& gradient) {
+void Gradients::absorb(int parameter, at::Tensor& gradient) {
   State& state = states_[size_t(parameter)];
   if (!state.place.defined()) provide(state.bucket);
   if (gradient.is_alias_of(state.place)) return;  // autograd has added to it
@@ -113,7 +113,7 @@ void Gradients::absorb(int parameter, size_t leaf, at::Tensor& gradient) {
   state.filled = true;
   if (keeps_buckets() && value.scalar_type() == options_.dtype) {
     gradient = state.place;
-    state.bound = leaf + 1 == parameters_[size_t(parameter)].leaves.size();
+    state.bound = state.num_arrived + 1 == int(parameters_[size_t(parameter)].leaves.size());
   } else {
     gradient.reset();
   }

@@ -76,7 +76,7 @@ class Gradients {
   };
 
   void hook(int parameter, size_t leaf);
-  void absorb(int parameter, size_t leaf, at::Tensor& gradient);
+  void absorb(int parameter, at::Tensor& gradient);
   void provide(size_t bucket);  // memory for a bucket, from the pool
   void take_in(size_t bucket);  // awaits its reduction and adds it up
   void launch(size_t bucket);

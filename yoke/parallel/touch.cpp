@@ -5,6 +5,8 @@
 #include <ATen/record_function.h>
 #include <c10/core/Storage.h>
 
+#include <cstring>
+
 #include "yoke/base/error.h"
 
 namespace yoke::parallel {
@@ -16,35 +18,44 @@ at::DataPtr pointer(Touchable* owner, void* memory, at::Device device) {
   return {memory, owner, &not_owned, device};
 }
 
-thread_local int depth = 0;         // operations under way, one inside the other
+thread_local int depth = 0;  // operations under way, one inside the other
+thread_local uint64_t num_operations = 0;
 thread_local bool telling = false;  // an owner's own operations are not observed
 
-void tell(const at::Tensor& tensor, bool outermost) {
+void tell(const at::Tensor& tensor, Touch touch) {
   if (!tensor.defined() || !tensor.has_storage()) return;
   if (Touchable* owner = owner_of(tensor)) {
     telling = true;
-    owner->touched(outermost);
+    owner->touched(touch);
     telling = false;
   }
 }
 
+// The engine tells of a backward node as if it were an operation around the node's own.
+bool is_operation(const at::RecordFunction& function) {
+  return std::strncmp(function.name(), "autograd::", 10) != 0;
+}
+
 std::unique_ptr<at::ObserverContext> before(const at::RecordFunction& function) {
-  const bool outermost = depth++ == 0;
+  if (!is_operation(function)) return nullptr;
+  const Touch touch{.operation = ++num_operations, .outermost = depth++ == 0};
   if (telling) return nullptr;
   for (const c10::IValue& argument : function.inputs()) {
     if (argument.isTensor()) {
-      tell(argument.toTensor(), outermost);
+      tell(argument.toTensor(), touch);
     } else if (argument.isTensorList()) {
-      for (const at::Tensor& tensor : argument.toTensorVector()) tell(tensor, outermost);
+      for (const at::Tensor& tensor : argument.toTensorVector()) tell(tensor, touch);
     } else if (argument.isOptionalTensorList()) {
       for (const std::optional<at::Tensor>& tensor : argument.toOptionalTensorList())
-        if (tensor) tell(*tensor, outermost);
+        if (tensor) tell(*tensor, touch);
     }
   }
   return nullptr;
 }
 
-void after(const at::RecordFunction&, at::ObserverContext*) { --depth; }
+void after(const at::RecordFunction& function, at::ObserverContext*) {
+  if (is_operation(function)) --depth;
+}
 
 }  // namespace
 

@@ -11,12 +11,17 @@
 
 namespace yoke::parallel {
 
+struct Touch {
+  uint64_t operation = 0;  // the same for all arguments of an operation, and for no other
+  bool outermost = true;   // no other operation is under way on this thread
+};
+
 class Touchable {
  public:
   virtual ~Touchable() = default;
-  // Before an operation with a tensor of this memory among its arguments; `outermost`: no other
-  // operation is under way on this thread. Must not throw: LibTorch would swallow it and go on.
-  virtual void touched(bool outermost) noexcept = 0;
+  // Before an operation with a tensor of this memory among its arguments. Must not throw: LibTorch
+  // would swallow it and go on.
+  virtual void touched(Touch touch) noexcept = 0;
 };
 
 // A tensor of `count` elements over memory that somebody else keeps; null: none yet.

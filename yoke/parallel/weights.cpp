@@ -53,6 +53,7 @@ Weights::Weights(std::shared_ptr<const plan::Layout> layout,
 }
 
 Weights::~Weights() {
+  observer_.reset();  // nothing is gathered any more
   const at::NoGradGuard no_grad;
   for (auto& bucket : buckets_) {
     for (const auto& slot : layout_->buckets[bucket.index].slots)
@@ -142,10 +143,10 @@ void Weights::release(Bucket& bucket) {
   bucket.memory.reset();
 }
 
-void Weights::touched(Bucket& bucket, bool outermost) noexcept {
+void Weights::touched(Bucket& bucket, Touch touch) noexcept {
   try {
     const at::NoGradGuard no_grad;
-    visit(bucket, outermost);
+    visit(bucket, touch);
   } catch (...) {
     // The operation goes on and must find memory; check() tells.
     if (!failure_) failure_ = std::current_exception();
@@ -157,21 +158,22 @@ void Weights::touched(Bucket& bucket, bool outermost) noexcept {
   }
 }
 
-void Weights::visit(Bucket& bucket, bool outermost) {
+void Weights::visit(Bucket& bucket, Touch touch) {
+  bucket.used_by = touch.operation;
   if (options_.zero < 3 || keep_all_) return await(bucket);
   const bool again = !visits_.empty() && visits_.back() == bucket.index;
   if (again) return await(bucket);
   const size_t previous = visits_.empty() ? bucket.index : visits_.back();
   visits_.push_back(bucket.index);
-  events_.push_back({Event::What::Visit, bucket.index, outermost});
+  events_.push_back({Event::What::Visit, bucket.index, touch});
   const auto next = foresee();
+  if (touch.outermost && (options_.reshard_after_forward || in_backward_))
+    for (auto& other : buckets_)
+      if (other.used_by != touch.operation && other.index != next.value_or(previous))
+        release(other);
   if (!bucket.memory.defined()) gather(bucket);
   await(bucket);
   if (next && !buckets_[*next].memory.defined()) gather(buckets_[*next]);
-  const bool keep = !options_.reshard_after_forward && !in_backward_;
-  if (!outermost || keep) return;
-  for (auto& other : buckets_)
-    if (other.index != bucket.index && other.index != next.value_or(previous)) release(other);
 }
 
 std::optional<size_t> Weights::foresee() {
@@ -212,8 +214,8 @@ void Weights::follow(const std::function<void(size_t)>& reduce) {
          "every rank at least one sample in the first step");
   if (!keep_all_) release_all();
   const auto script = last_events_;
-  for (const auto& [what, bucket, outermost] : script) {
-    if (what == Event::What::Visit) visit(buckets_[bucket], outermost);
+  for (const auto& [what, bucket, touch] : script) {
+    if (what == Event::What::Visit) visit(buckets_[bucket], touch);
     if (what == Event::What::Backward) begin_backward();
     if (what == Event::What::Reduce) reduce(bucket);
   }

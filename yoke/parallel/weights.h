@@ -74,17 +74,18 @@ class Weights {
     at::Tensor masters = {};
     comm::Work gathering = {};
     bool pending = false;  // gathering has not been awaited
-    void touched(bool outermost) noexcept override { weights->touched(*this, outermost); }
+    uint64_t used_by = 0;  // the last operation
+    void touched(Touch touch) noexcept override { weights->touched(*this, touch); }
   };
   struct Event {
     enum class What { Visit, Backward, Reduce } what;
     size_t bucket = 0;
-    bool outermost = false;  // of a visit
+    Touch touch = {};  // of a visit
   };
 
   at::Tensor view(const plan::Slot& slot, const Bucket& bucket) const;
-  void touched(Bucket& bucket, bool outermost) noexcept;
-  void visit(Bucket& bucket, bool outermost);
+  void touched(Bucket& bucket, Touch touch) noexcept;
+  void visit(Bucket& bucket, Touch touch);
   void gather(Bucket& bucket);
   void await(Bucket& bucket);
   void release(Bucket& bucket);

@@ -1,0 +1,460 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "yoke/parallel/data_parallel.h"
+
+#include <gtest/gtest.h>
+#include <torch/csrc/jit/api/module.h>
+
+#include <cmath>
+#include <mutex>
+
+#include "yoke/comm/run_ranks.h"
+#include "yoke/parallel/models_test.h"
+#include "yoke/parallel/optimizer.h"
+
+namespace yoke::parallel {
+namespace {
+
+using comm::Communicator;
+
+bool has(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+void on_ranks(int ranks, const std::function<void(Communicator&)>& fn) {
+  comm::run_ranks(ranks, fn,
+                  {.world = {.timeout = std::chrono::seconds(30)}, .threads_per_rank = 1});
+}
+
+std::string failure_of(int ranks, const std::function<void(Communicator&)>& fn) {
+  try {
+    on_ranks(ranks, fn);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  ADD_FAILURE() << "it should have failed";
+  return "";
+}
+
+// Several steps of a model; gives the losses of the whole batch.
+std::vector<double> train(Communicator& comm, TestModel& model, DataParallel& dp,
+                          Optimizer& optimizer, int steps = 4, int64_t batch = 12) {
+  std::vector<double> losses;
+  for (int step = 0; step < steps; ++step) {
+    const int64_t begin = batch * comm.rank() / comm.size(),
+                  end = batch * (comm.rank() + 1) / comm.size();
+    const at::Tensor loss = model.loss_sum(step, begin, end);
+    dp.backward(loss, double(end - begin));
+    optimizer.step();
+    const at::Tensor total = loss.detach().to(at::kDouble);
+    comm.all_reduce(total).wait();
+    losses.push_back(total.item<double>() / double(batch));
+  }
+  return losses;
+}
+
+std::vector<double> losses_of(int ranks, const std::string& name, at::ScalarType dtype,
+                              const DataParallelOptions& options, int steps = 4) {
+  std::vector<double> losses;
+  on_ranks(ranks, [&](Communicator& comm) {
+    const auto model = make_model(name, dtype);
+    DataParallel dp(*model, comm, options);
+    AdamW optimizer(dp, {{.lr = 0.01, .clip = 1}});
+    const auto mine = train(comm, *model, dp, optimizer, steps);
+    if (comm.rank() == 0) losses = mine;
+  });
+  return losses;
+}
+
+TEST(DataParallel, StartsEveryRankWithTheWeightsOfRankZero) {
+  on_ranks(3, [](Communicator& comm) {
+    const auto model = make_model("branches", at::kFloat);
+    {
+      const at::NoGradGuard no_grad;
+      for (auto& parameter : model->parameters()) parameter.add_(comm.rank());
+    }
+    const auto want = make_model("branches", at::kFloat);
+    DataParallel dp(*model, comm, {.zero = 1});
+    for (const auto& item : want->named_parameters())
+      EXPECT_TRUE(at::equal(model->named_parameters()[item.key()], item.value())) << item.key();
+  });
+}
+
+TEST(DataParallel, RefusesModelsThatDiffer) {
+  const auto text = failure_of(2, [](Communicator& comm) {
+    torch::nn::Sequential model(torch::nn::Linear(4, 4), torch::nn::Linear(4, comm.rank() + 2));
+    DataParallel dp(*model, comm);
+  });
+  EXPECT_TRUE(has(text,
+                  "the model of rank 1 is not that of rank 0: it has '1.weight [3, 4] Float' where "
+                  "rank 0 has '1.weight [2, 4] Float'"))
+      << text;
+}
+
+TEST(DataParallel, RefusesWhatItCannotUse) {
+  on_ranks(1, [](Communicator& comm) {
+    torch::nn::Linear model(4, 4);
+    EXPECT_THROW(DataParallel(*model, comm, {.zero = 4}), Error);
+    EXPECT_THROW(DataParallel(*model, comm, {.bucket_bytes = 0}), Error);
+    model->bias.set_data(model->bias.to(at::kDouble));
+    EXPECT_THROW(DataParallel(*model, comm), Error);
+    for (auto& parameter : model->parameters()) parameter.set_requires_grad(false);
+    EXPECT_THROW(DataParallel(*model, comm), Error);
+  });
+}
+
+TEST(DataParallel, TellsOfAParameterThatLeftItsBuffer) {
+  for (const int zero : {0, 3}) {
+    const auto text = failure_of(2, [&](Communicator& comm) {
+      const auto model = make_model("mlp", at::kFloat);
+      DataParallel dp(*model, comm, {.zero = zero});
+      model->to(at::kDouble);
+      model->type = at::kDouble;
+      dp.backward(model->loss_sum(0, 0, 4), 4);
+    });
+    EXPECT_TRUE(has(text, "parameter 'layers.3.bias' has left its buffer") ||
+                has(text, "parameter 'layers.0.weight' has left its buffer") ||
+                has(text, "has left its buffer: it was moved, converted or replaced"))
+        << text;
+  }
+}
+
+TEST(DataParallel, TellsOfAGradientThatLeftItsBuffer) {
+  const auto text = failure_of(2, [](Communicator& comm) {
+    const auto model = make_model("mlp", at::kFloat);
+    DataParallel dp(*model, comm);
+    dp.accumulate(model->loss_sum(0, 0, 4), 4);
+    model->zero_grad();
+    dp.backward(model->loss_sum(0, 4, 8), 4);
+  });
+  EXPECT_TRUE(has(text, "has left its buffer: it was replaced or cleared (zero_grad)")) << text;
+}
+
+TEST(DataParallel, WantsBackwardBeforeAStepAndSomeSamples) {
+  on_ranks(1, [](Communicator& comm) {
+    const auto model = make_model("mlp", at::kFloat);
+    DataParallel dp(*model, comm);
+    AdamW optimizer(dp);
+    EXPECT_THROW(optimizer.step(), Error);
+    dp.accumulate(model->loss_sum(0, 0, 4), 4);
+    EXPECT_THROW(optimizer.step(), Error);
+    dp.backward(model->loss_sum(0, 0, 4), -1 + 1);
+    EXPECT_NO_THROW(optimizer.step());
+    dp.backward(model->loss_sum(0, 0, 4), 0);
+    EXPECT_THROW(optimizer.step(), Error);
+    EXPECT_THROW(dp.backward(at::ones({2}), 2), Error);
+  });
+}
+
+// Two losses of the same samples, each with a backward pass, reduced twice.
+TEST(DataParallel, AddsUpTwoLossesOfOneStep) {
+  std::vector<at::Tensor> once;
+  on_ranks(1, [&](Communicator& comm) {
+    const auto model = make_model("mlp", at::kDouble);
+    DataParallel dp(*model, comm);
+    Sgd optimizer(dp, {{.lr = 0.1}});
+    for (int step = 0; step < 3; ++step) {
+      dp.backward(model->loss_sum(step, 0, 12) + 0.5 * model->loss_sum(step + 9, 0, 12), 12);
+      optimizer.step();
+    }
+    for (const auto& parameter : model->parameters()) once.push_back(parameter.detach().clone());
+  });
+  for (int zero = 0; zero <= 3; ++zero)
+    on_ranks(2, [&](Communicator& comm) {
+      const auto model = make_model("mlp", at::kDouble);
+      DataParallel dp(*model, comm,
+                      {.zero = zero, .bucket_bytes = 3000, .first_bucket_bytes = 500});
+      Sgd optimizer(dp, {{.lr = 0.1}});
+      const int64_t begin = comm.rank() * 6;
+      for (int step = 0; step < 3; ++step) {
+        dp.backward(model->loss_sum(step, begin, begin + 6), 6);
+        dp.backward(0.5 * model->loss_sum(step + 9, begin, begin + 6), 0);
+        optimizer.step();
+      }
+      dp.gathered([&] {
+        const auto parameters = model->parameters();
+        for (size_t i = 0; i < parameters.size(); ++i)
+          EXPECT_TRUE(at::allclose(parameters[i], once[i], 1e-11, 1e-13)) << zero;
+      });
+    });
+}
+
+torch::jit::Module script() {
+  torch::jit::Module module("net");
+  module.register_parameter("w", normal("w", {6, 5}, 0.3).to(at::kFloat).requires_grad_(true),
+                            false);
+  module.register_parameter("b", normal("b", {6}, 0.3).to(at::kFloat).requires_grad_(true), false);
+  module.register_parameter("v", normal("v", {1, 6}, 0.3).to(at::kFloat).requires_grad_(true),
+                            false);
+  module.define(R"(
+    def forward(self, x):
+      return torch.linear(torch.tanh(torch.linear(x, self.w, self.b)), self.v)
+  )");
+  return module;
+}
+
+TEST(DataParallel, TrainsTorchScriptLikeAnyModule) {
+  const at::Tensor x = normal("x", {12, 5}, 1).to(at::kFloat);
+  auto losses = [&](int ranks, int zero) {
+    std::vector<float> result;
+    std::mutex building;
+    on_ranks(ranks, [&](Communicator& comm) {
+      torch::jit::Module module;
+      {
+        const std::lock_guard lock(building);
+        module = script();
+      }
+      DataParallel dp(module, comm, {.zero = zero, .bucket_bytes = 100, .first_bucket_bytes = 100});
+      AdamW optimizer(dp, {{.lr = 0.05}});
+      const int64_t part = 12 / ranks;
+      for (int step = 0; step < 5; ++step) {
+        const at::Tensor mine = x.narrow(0, comm.rank() * part, part);
+        const at::Tensor loss =
+            (module.forward({mine}).toTensor().squeeze(1) - mine.sum(1)).square().sum();
+        dp.backward(loss, double(part));
+        optimizer.step();
+        const at::Tensor total = loss.detach().clone();
+        comm.all_reduce(total).wait();
+        if (comm.rank() == 0) result.push_back(total.item<float>());
+      }
+    });
+    return result;
+  };
+  const auto one = losses(1, 0);
+  EXPECT_LT(one.back(), one.front());
+  for (int zero = 0; zero <= 3; ++zero) {
+    const auto two = losses(2, zero);
+    for (size_t i = 0; i < one.size(); ++i) EXPECT_NEAR(two[i], one[i], 1e-5 * one[i]) << zero;
+  }
+}
+
+// In TorchScript tied weights may be two tensors over one memory.
+TEST(DataParallel, AddsTheGradientsOfTensorsThatShareMemory) {
+  struct Tied : torch::nn::Module {
+    Tied() {
+      a = register_parameter("a", normal("a", {4, 4}, 0.5));
+      b = register_parameter("b", a.detach().requires_grad_(true));
+    }
+    at::Tensor a, b;
+  };
+  for (int zero = 0; zero <= 3; ++zero)
+    on_ranks(2, [&](Communicator& comm) {
+      Tied tied;
+      const at::Tensor x = normal("x", {2, 4}, 1, uint64_t(8 * comm.rank()));
+      const at::Tensor all = normal("x", {4, 4}, 1);
+      const at::Tensor w = tied.a.detach().clone().requires_grad_(true);
+      at::tanh(all.mm(w)).mm(w).square().sum().backward();
+      DataParallel dp(tied, comm, {.zero = zero});
+      EXPECT_EQ(dp.layout().parameters.size(), 1u);
+      Sgd optimizer(dp, {{.lr = 0.1}});
+      for (int pass = 0; pass < 2; ++pass) {
+        const at::Tensor loss = at::tanh(x.mm(tied.a)).mm(tied.b).square().sum();
+        pass == 0 ? dp.accumulate(loss, 1) : dp.backward(loss, 1);
+      }
+      optimizer.step();
+      dp.gathered([&] {
+        const at::NoGradGuard no_grad;
+        EXPECT_TRUE(at::allclose(tied.a, w - 0.1 * 2 * w.grad() / 4, 1e-11, 1e-13)) << zero;
+        EXPECT_TRUE(at::equal(tied.a, tied.b));
+      });
+    });
+}
+
+TEST(DataParallel, KeepsTheModelWholeAfterItHasGone) {
+  on_ranks(2, [](Communicator& comm) {
+    const auto model = make_model("mlp", at::kFloat);
+    {
+      DataParallel dp(*model, comm, {.zero = 1});
+      AdamW optimizer(dp);
+      train(comm, *model, dp, optimizer, 1);
+      dp.gathered([] {});
+    }
+    EXPECT_TRUE(std::isfinite(model->loss_sum(0, 0, 2).item<float>()));
+    { DataParallel dp(*model, comm, {.zero = 3}); }
+    EXPECT_EQ(model->parameters()[0].numel(), 0);
+  });
+}
+
+TEST(DataParallel, NamesTheReplicaThatDiverged) {
+  const auto text = failure_of(3, [](Communicator& comm) {
+    const auto model = make_model("mlp", at::kFloat);
+    DataParallel dp(*model, comm, {.check_every = 2});
+    Sgd optimizer(dp);
+    train(comm, *model, dp, optimizer, 1);
+    if (comm.rank() == 1) {
+      const at::NoGradGuard no_grad;
+      model->named_parameters()["layers.2.bias"][3] += 1e-6;
+    }
+    train(comm, *model, dp, optimizer, 1);
+  });
+  EXPECT_TRUE(has(text, "rank 1 has another 'layers.2.bias' than most")) << text;
+}
+
+TEST(DataParallel, EvaluatesBetweenSteps) {
+  auto run = [](int zero, bool evaluate) {
+    std::vector<double> losses;
+    on_ranks(2, [&](Communicator& comm) {
+      const auto model = make_model("gpt", at::kDouble);
+      DataParallel dp(*model, comm,
+                      {.zero = zero, .bucket_bytes = 8000, .first_bucket_bytes = 900});
+      AdamW optimizer(dp, {{.lr = 0.01}});
+      std::vector<double> mine;
+      for (int step = 0; step < 3; ++step) {
+        const at::Tensor loss = model->loss_sum(step, 6 * comm.rank(), 6 * comm.rank() + 6);
+        dp.backward(loss, 6);
+        optimizer.step();
+        mine.push_back(loss.item<double>());
+        const at::NoGradGuard no_grad;
+        for (int i = 0; evaluate && i < 2; ++i) model->loss_sum(100, 0, 3);
+      }
+      if (comm.rank() == 0) losses = mine;
+    });
+    return losses;
+  };
+  for (int zero = 0; zero <= 3; ++zero) EXPECT_EQ(run(zero, false), run(zero, true)) << zero;
+}
+
+TEST(DataParallelPrecision, Bf16KeepsMastersInFloat32) {
+  const auto exact = losses_of(1, "gpt", at::kFloat, {}, 8);
+  for (int zero = 0; zero <= 3; ++zero) {
+    const auto rough = losses_of(2, "gpt", at::kFloat,
+                                 {.zero = zero,
+                                  .precision = Precision::Bf16,
+                                  .bucket_bytes = 8000,
+                                  .first_bucket_bytes = 900},
+                                 8);
+    for (size_t i = 0; i < exact.size(); ++i)
+      EXPECT_NEAR(rough[i], exact[i], 0.02 * exact[i]) << zero << ", step " << i;
+  }
+  // Updates far below the resolution of bfloat16 add up.
+  on_ranks(2, [](Communicator& comm) {
+    torch::nn::Linear model(64, 1);
+    {
+      const at::NoGradGuard no_grad;
+      for (auto& parameter : model->parameters()) parameter.fill_(1);
+    }
+    DataParallel dp(*model, comm, {.zero = 1, .precision = Precision::Bf16});
+    Sgd optimizer(dp, {{.lr = 1e-3}});
+    for (int step = 0; step < 100; ++step) {
+      dp.backward(model(at::ones({1, 64})).sum(), 1);
+      optimizer.step();
+    }
+    EXPECT_EQ(model->weight.scalar_type(), at::kBFloat16);
+    EXPECT_NEAR(model->weight[0][5].item<float>(), 0.9, 0.005);
+  });
+}
+
+TEST(DataParallelPrecision, Fp16LowersItsScaleTogether) {
+  on_ranks(2, [](Communicator& comm) {
+    const auto model = make_model("mlp", at::kFloat);
+    DataParallel dp(*model, comm, {.precision = Precision::Fp16, .loss_scale = 1e7});
+    AdamW optimizer(dp, {{.lr = 0.01}});
+    int num_skipped = 0;
+    double first = 0, last = 0;
+    for (int step = 0; step < 40; ++step) {
+      const at::Tensor loss = model->loss_sum(0, 6 * comm.rank(), 6 * comm.rank() + 6);
+      dp.backward(loss, 6);
+      num_skipped += optimizer.step().skipped;
+      (step == 0 ? first : last) = loss.item<double>();
+    }
+    EXPECT_GT(num_skipped, 0);
+    EXPECT_LT(num_skipped, 20);
+    EXPECT_DOUBLE_EQ(dp.loss_scale(), 1e7 / std::pow(2, num_skipped));
+    EXPECT_LT(last, first / 2);
+  });
+}
+
+TEST(DataParallelWire, SendsHalfTheBitsForSmallErrors) {
+  const auto exact = losses_of(2, "gpt", at::kFloat, {});
+  for (const auto& wire : {bf16_wire(), fp16_wire()})
+    for (int zero = 0; zero <= 3; ++zero) {
+      const auto rough = losses_of(2, "gpt", at::kFloat, {.zero = zero, .wire = wire});
+      EXPECT_NE(rough, exact);
+      for (size_t i = 0; i < exact.size(); ++i) EXPECT_NEAR(rough[i], exact[i], 3e-3 * exact[i]);
+    }
+}
+
+TEST(DataParallelFailure, EndsEveryRankWithTheFirstCause) {
+  // In forward, in a hook of the backward pass, and in the optimizer.
+  for (int zero = 0; zero <= 3; ++zero)
+    for (const std::string where : {"forward", "backward", "step"}) {
+      const auto text = failure_of(3, [&](Communicator& comm) {
+        const auto model = make_model("gpt", at::kFloat);
+        DataParallel dp(*model, comm,
+                        {.zero = zero, .bucket_bytes = 8000, .first_bucket_bytes = 900});
+        AdamW optimizer(dp);
+        train(comm, *model, dp, optimizer, 2);
+        const bool mine = comm.rank() == 1;
+        if (mine && where == "forward") throw std::runtime_error("out of cheese");
+        at::Tensor loss = model->loss_sum(0, 4 * comm.rank(), 4 * comm.rank() + 4);
+        if (mine && where == "backward")
+          loss.register_hook([](const at::Tensor&) { throw std::runtime_error("out of cheese"); });
+        dp.backward(loss, 4);
+        if (mine && where == "step") throw std::runtime_error("out of cheese");
+        optimizer.step();
+        train(comm, *model, dp, optimizer, 2);
+      });
+      EXPECT_TRUE(has(text, "rank 1 failed: out of cheese")) << zero << where << text;
+    }
+}
+
+TEST(DataParallelFailure, GradientsThatAreNotFiniteEndTheRun) {
+  for (int zero = 0; zero <= 3; ++zero) {
+    const auto text = failure_of(2, [&](Communicator& comm) {
+      const auto model = make_model("mlp", at::kFloat);
+      DataParallel dp(*model, comm, {.zero = zero});
+      AdamW optimizer(dp);
+      train(comm, *model, dp, optimizer, 2);
+      at::Tensor loss = model->loss_sum(0, 0, 4);
+      if (comm.rank() == 1) loss = loss * std::numeric_limits<double>::quiet_NaN();
+      dp.backward(loss, 4);
+      optimizer.step();
+    });
+    EXPECT_TRUE(has(text, "the gradient norm of step 3 is nan")) << text;
+    EXPECT_TRUE(has(text, "is not finite; the parameters are still those")) << text;
+  }
+}
+
+TEST(DataParallelMemory, IsWhatTheFormulasSay) {
+  struct Wide : torch::nn::Module {
+    Wide() {
+      for (int i = 0; i < 20; ++i)
+        layers.push_back(register_module(cat("l", i), torch::nn::Linear(256, 256)));
+    }
+    at::Tensor forward(at::Tensor x) {
+      for (auto& layer : layers) x = at::tanh(layer(x));
+      return x;
+    }
+    std::vector<torch::nn::Linear> layers;
+  };
+  for (int zero = 0; zero <= 3; ++zero)
+    for (const auto precision : {Precision::AsIs, Precision::Bf16})
+      on_ranks(4, [&](Communicator& comm) {
+        Wide model;
+        DataParallel dp(model, comm,
+                        {.zero = zero, .precision = precision, .bucket_bytes = 1 << 18});
+        AdamW optimizer(dp);
+        dp.backward(model.forward(at::ones({1, 256})).sum(), 1);
+        optimizer.step();
+        dp.backward(model.forward(at::ones({1, 256})).sum(), 1);
+        optimizer.step();
+        const bool half = precision == Precision::Bf16;
+        const plan::Widths widths{
+            .parameter = half ? 2 : 4, .gradient = 4, .optimizer = half ? 12 : 8};
+        const auto want = plan::memory_of(dp.layout(), zero, widths);
+        auto got = dp.memory();
+        got.optimizer += optimizer.state_bytes();
+        EXPECT_EQ(got.parameters, want.parameters) << zero;
+        EXPECT_EQ(got.gradients, want.gradients) << zero;
+        EXPECT_EQ(got.optimizer, want.optimizer) << zero;
+        EXPECT_LE(got.pool, want.pool) << zero;
+        // The bytes of the ZeRO paper, without padding.
+        const double count = double(dp.layout().num_elements()), d = 4;
+        const double formula[] = {count * (half ? 18 : 16), count * (half ? 6 + 12 / d : 8 + 8 / d),
+                                  count * (half ? 2 + 16 / d : 4 + 12 / d),
+                                  count * (half ? 18 : 16) / d};
+        EXPECT_NEAR(double(got.total() - got.pool), formula[zero], 0.02 * formula[zero]);
+      });
+}
+
+}  // namespace
+}  // namespace yoke::parallel

@@ -115,10 +115,12 @@ struct Gpt : TestModel {
           int64_t(rng.below(uint64_t(begin * (kTime + 1) + i), kVocabulary));
     at::Tensor x = embedding(tokens.narrow(1, 0, kTime));
     for (const auto& block : blocks) x = block->forward(x);
-    const at::Tensor logits = at::linear(norm(x), embedding->weight);
+    const at::Tensor head = untie ? embedding->weight.detach() : embedding->weight;
+    const at::Tensor logits = at::linear(norm(x), head);
     return at::cross_entropy_loss(logits.view({-1, kVocabulary}),
                                   tokens.narrow(1, 1, kTime).reshape({-1}), {}, at::Reduction::Sum);
   }
+  bool untie = false;  // a mistake: the head's gradient is lost
   torch::nn::Embedding embedding;
   torch::nn::LayerNorm norm;
   std::vector<std::shared_ptr<Block>> blocks;

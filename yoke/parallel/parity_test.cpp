@@ -24,6 +24,8 @@ struct Trial {
   int zero = 0;
   int micro_batches = 1;  // of each rank
   std::function<void(DataParallelOptions&)> change = [](auto&) {};
+  std::function<double(int64_t)> count = [](int64_t samples) { return double(samples); };
+  bool untie = false;  // the head's gradient is lost
   // The samples of a rank; none: it has run out of data.
   std::function<std::pair<int64_t, int64_t>(int64_t step, int rank)> cut = nullptr;
 };
@@ -112,6 +114,7 @@ Outcome together(const Trial& run) {
     {
       const std::lock_guard lock(building);
       model = make_model(run.model, run.dtype);
+      if (run.untie) dynamic_cast<Gpt&>(*model).untie = true;
     }
     DataParallelOptions options{.zero = run.zero, .bucket_bytes = 4000, .first_bucket_bytes = 600};
     run.change(options);
@@ -131,9 +134,9 @@ Outcome together(const Trial& run) {
           total += loss.detach().to(at::kDouble);
         }
         if (m + 1 < run.micro_batches)
-          dp.accumulate(loss, double(last - first));
+          dp.accumulate(loss, run.count(last - first));
         else
-          dp.backward(loss, double(last - first));
+          dp.backward(loss, run.count(last - first));
       }
       if (step == 0) add_gradients(dp, gradients[size_t(comm.rank())]);
       const auto info = optimizer->step();
@@ -309,6 +312,56 @@ TEST(ParityUnused, ParametersWithoutAGradientAreNotStepped) {
         const Trial run{.model = "branches", .optimizer = optimizer, .ranks = ranks, .zero = zero};
         expect_parity(run, {1e-11, 1e-11, optimizer == std::string("sgd") ? 1e-11 : 1e-9}, truth);
       }
+  }
+}
+
+// Mistakes that this suite must not overlook.
+class FaultyWire final : public Wire {
+ public:
+  enum class Fault { TimesRanks, SkipsABucket, CountsRankOneTwice };
+  explicit FaultyWire(Fault fault) : fault_(fault) {}
+
+  comm::Work all_reduce(const comm::Communicator& comm, const at::Tensor& full) const override {
+    if (spoil(comm, full)) return {};
+    return comm.all_reduce(full);
+  }
+  comm::Work reduce_scatter(const comm::Communicator& comm, const at::Tensor& shard,
+                            const at::Tensor& full) const override {
+    if (spoil(comm, full)) return {};
+    return comm.reduce_scatter(shard, full);
+  }
+
+ private:
+  bool spoil(const comm::Communicator& comm, const at::Tensor& full) const {
+    if (fault_ == Fault::TimesRanks) full.mul_(comm.size());
+    if (fault_ == Fault::CountsRankOneTwice && comm.rank() == 1) full.mul_(2);
+    return fault_ == Fault::SkipsABucket && !std::exchange(skipped_, true);
+  }
+  const Fault fault_;
+  mutable bool skipped_ = false;  // every rank has its own wire
+};
+
+TEST(ParityPlanted, MistakesAreFound) {
+  using Fault = FaultyWire::Fault;
+  const auto truth = alone({.model = "gpt"});
+  auto found = [&](const Trial& run) {
+    const auto outcome = together(run);
+    return largest_difference(outcome.first_gradient, truth.first_gradient, true) > 1e-6 ||
+           std::abs(outcome.norms[0] / truth.norms[0] - 1) > 1e-6;
+  };
+  for (int zero = 0; zero <= 3; ++zero) {
+    Trial run{.model = "gpt", .ranks = 2, .zero = zero};
+    EXPECT_FALSE(found(run));
+    for (const auto fault : {Fault::TimesRanks, Fault::SkipsABucket, Fault::CountsRankOneTwice}) {
+      run.change = [&](auto& options) { options.wire = std::make_shared<FaultyWire>(fault); };
+      EXPECT_TRUE(found(run)) << "fault " << int(fault) << ", ZeRO " << zero;
+    }
+    run.change = [](auto&) {};
+    run.count = [](int64_t) { return 1.0; };
+    EXPECT_TRUE(found(run)) << "a missing division, ZeRO " << zero;
+    run.count = [](int64_t samples) { return double(samples); };
+    run.untie = true;
+    EXPECT_TRUE(found(run)) << "a tied gradient that is added once, ZeRO " << zero;
   }
 }
 

@@ -140,6 +140,25 @@ TEST(Process, KillsTheWholeGroupAtTheDeadline) {
   EXPECT_LT(SteadyClock().now() - start, 30s);
 }
 
+TEST(Process, ConversesLineByLine) {
+  using namespace std::chrono_literals;
+  Conversation echo({"sh", "-c", "while read -r line; do echo \"<$line>\"; done"});
+  echo.say("one");
+  EXPECT_EQ(echo.hear(10s), "<one>");
+  echo.say("two");
+  echo.say("three");
+  EXPECT_EQ(echo.hear(10s), "<two>");
+  EXPECT_EQ(echo.hear(10s), "<three>");
+  EXPECT_THROW(echo.hear(10ms), Error);
+  Conversation brief({"sh", "-c", "echo gone >&2; exit 3"});
+  try {
+    brief.hear(10s);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("has ended: gone"), std::string::npos) << error.what();
+  }
+}
+
 TEST(Process, MissingProgramIsAnIoError) {
   try {
     run_process({"no-such-program-here"});

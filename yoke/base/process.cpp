@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <spawn.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -11,6 +12,7 @@
 #include <csignal>
 #include <cstring>
 #include <thread>
+#include <utility>
 
 #include "yoke/base/error.h"
 
@@ -76,6 +78,29 @@ int reap(pid_t child, bool kill_now, Time deadline, bool& timed_out) {
   return exit_code_of(status);
 }
 
+// As the leader of a process group of its own.
+pid_t spawn(const std::vector<std::string>& command, const std::vector<std::string>& extra, int in,
+            int out, int err) {
+  YOKE_CHECK(!command.empty());
+  posix_spawn_file_actions_t actions;
+  posix_spawnattr_t attributes;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_adddup2(&actions, in, 0);
+  posix_spawn_file_actions_adddup2(&actions, out, 1);
+  posix_spawn_file_actions_adddup2(&actions, err, 2);
+  posix_spawnattr_init(&attributes);
+  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);
+  posix_spawnattr_setpgroup(&attributes, 0);
+  const auto environment = child_environment(extra);
+  pid_t child = 0;
+  const int error = ::posix_spawnp(&child, command[0].c_str(), &actions, &attributes,
+                                   c_strings(command).data(), c_strings(environment).data());
+  posix_spawn_file_actions_destroy(&actions);
+  posix_spawnattr_destroy(&attributes);
+  if (error != 0) fail(Kind::Io, "cannot start '", command[0], "': ", std::strerror(error));
+  return child;
+}
+
 }  // namespace
 
 std::vector<char*> c_strings(const std::vector<std::string>& texts) {
@@ -98,25 +123,11 @@ std::vector<std::string> child_environment(const std::vector<std::string>& extra
 }
 
 ProcessResult run_process(const std::vector<std::string>& command, const ProcessOptions& options) {
-  YOKE_CHECK(!command.empty());
   const Time deadline = SteadyClock().now() + options.timeout;
   Pipe out, err;
-  posix_spawn_file_actions_t actions;
-  posix_spawnattr_t attributes;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
-  posix_spawn_file_actions_adddup2(&actions, out.ends[1], 1);
-  posix_spawn_file_actions_adddup2(&actions, err.ends[1], 2);
-  posix_spawnattr_init(&attributes);
-  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);
-  posix_spawnattr_setpgroup(&attributes, 0);
-  const auto environment = child_environment(options.environment);
-  pid_t child = 0;
-  const int error = ::posix_spawnp(&child, command[0].c_str(), &actions, &attributes,
-                                   c_strings(command).data(), c_strings(environment).data());
-  posix_spawn_file_actions_destroy(&actions);
-  posix_spawnattr_destroy(&attributes);
-  if (error != 0) fail(Kind::Io, "cannot start '", command[0], "': ", std::strerror(error));
+  const int nothing = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
+  const pid_t child = spawn(command, options.environment, nothing, out.ends[1], err.ends[1]);
+  ::close(nothing);
   out.close_end(1);
   err.close_end(1);
 
@@ -124,6 +135,59 @@ ProcessResult run_process(const std::vector<std::string>& command, const Process
   const bool closed = drain(out, err, result, deadline);
   result.exit_code = reap(child, !closed, deadline, result.timed_out);
   return result;
+}
+
+Conversation::Conversation(const std::vector<std::string>& command,
+                           const std::vector<std::string>& environment)
+    : name_(command.at(0)) {
+  Pipe out, err;
+  std::array<int, 2> in;  // not a pipe: writing to one that is closed would be a signal
+  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, in.data()) != 0)
+    fail(Kind::Io, "cannot make a socket: ", std::strerror(errno));
+  in_ = in[1];
+  child_ = spawn(command, environment, in[0], out.ends[1], err.ends[1]);
+  ::close(in[0]);
+  out_ = std::exchange(out.ends[0], -1);
+  err_ = std::exchange(err.ends[0], -1);
+  ::fcntl(err_, F_SETFL, O_NONBLOCK);
+}
+
+Conversation::~Conversation() {
+  ::kill(-child_, SIGKILL);
+  ::waitpid(child_, nullptr, 0);
+  for (const int end : {in_, out_, err_}) ::close(end);
+}
+
+void Conversation::say(const std::string& line) {
+  const std::string text = line + "\n";
+  if (::send(in_, text.data(), text.size(), MSG_NOSIGNAL) != ssize_t(text.size()))
+    fail(Kind::Io, "cannot write to '", name_, "': ", std::strerror(errno));
+}
+
+std::string Conversation::hear(Duration timeout) {
+  const Time deadline = SteadyClock().now() + timeout;
+  std::array<char, 65536> buffer;
+  while (true) {
+    if (const size_t end = heard_.find('\n'); end != std::string::npos) {
+      const std::string line = heard_.substr(0, end);
+      heard_.erase(0, end + 1);
+      return line;
+    }
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - SteadyClock().now());
+    if (left.count() <= 0)
+      fail(Kind::Timeout, "'", name_, "' did not answer within ",
+           std::chrono::duration_cast<std::chrono::seconds>(timeout).count(), " s");
+    pollfd ready{out_, POLLIN, 0};
+    if (::poll(&ready, 1, int(std::min<int64_t>(left.count(), 1 << 30))) <= 0) continue;
+    const ssize_t got = ::read(out_, buffer.data(), buffer.size());
+    if (got > 0) {
+      heard_.append(buffer.data(), size_t(got));
+    } else if (got == 0 || errno != EINTR) {
+      const ssize_t said = ::read(err_, buffer.data(), buffer.size());
+      fail(Kind::Io, "'", name_,
+           "' has ended: ", said > 0 ? std::string(buffer.data(), size_t(said)) : "without a word");
+    }
+  }
 }
 
 }  // namespace yoke

@@ -26,6 +26,24 @@ struct ProcessOptions {
 ProcessResult run_process(const std::vector<std::string>& command,
                           const ProcessOptions& options = {});
 
+// A program that answers line by line. Owns: it and everything it started; both end with this.
+class Conversation {
+ public:
+  explicit Conversation(const std::vector<std::string>& command,
+                        const std::vector<std::string>& environment = {});
+  ~Conversation();
+  Conversation(const Conversation&) = delete;
+  Conversation& operator=(const Conversation&) = delete;
+
+  void say(const std::string& line);
+  // The next line. Throws Kind::Io with its last words if it has ended, Kind::Timeout.
+  std::string hear(Duration timeout);
+
+ private:
+  int child_ = 0, in_ = -1, out_ = -1, err_ = -1;
+  std::string heard_, name_;
+};
+
 // For those who start processes themselves: the caller's environment with `extra` ("NAME=value") in
 // place of its own, and texts as exec wants them, which must outlive the result.
 std::vector<std::string> child_environment(const std::vector<std::string>& extra);

@@ -11,6 +11,8 @@
 #include "yoke/base/error.h"
 #include "yoke/base/text.h"
 #include "yoke/cli/bench_comm.h"
+#include "yoke/cli/bench_data.h"
+#include "yoke/observe/json_lines.h"
 #include "yoke/observe/progress.h"
 
 namespace yoke::cli {
@@ -127,6 +129,89 @@ void bench_comm(const Options& options) {
     fail(Kind::Internal, "a result was wrong (see the lines that are not verified)");
 }
 
+struct DataOptions {
+  std::string model = "gpt", zero = "0,1,2,3", peers;
+  int ranks = 2, rounds = 7, steps = 0;
+  bool json = false;
+};
+
+double median(std::vector<double> values) {
+  std::ranges::sort(values);
+  return values[values.size() / 2];
+}
+
+// All in turn, again and again: what disturbs the machine disturbs them alike, and the median of
+// the ratios counts.
+void bench_data(const DataOptions& options) {
+  std::vector<std::string> names{"alone"};
+  for (const auto& stage : words("--zero", options.zero, {"0", "1", "2", "3"}))
+    names.push_back("zero" + stage);
+  if (!options.peers.empty())
+    for (const auto& peer : words("--peers", options.peers, {"torch", "ddp", "fsdp2"}))
+      names.push_back(peer);
+  if (options.ranks < 1 || options.ranks > 64 || options.rounds < 1 || options.steps < 0)
+    fail(Kind::Usage, "--ranks wants 1 to 64, --rounds 1 or more, --steps 0 or more; got ",
+         options.ranks, ", ", options.rounds, " and ", options.steps);
+  const SteadyClock clock;
+  for (const auto& model : words("--model", options.model, {"gpt", "mlp"})) {
+    const BenchData bench{.model = model, .ranks = options.ranks, .steps = options.steps};
+    observe::Progress progress(std::cerr, clock,
+                               {.label = "bench",
+                                .total = names.size() * uint64_t(options.rounds + 1),
+                                .unit = "rounds",
+                                .is_terminal = ::isatty(2) == 1});
+    uint64_t done = 0;
+    std::vector<std::unique_ptr<Trainer>> trainers;
+    std::vector<int> steps;  // of a round, about a second
+    for (const auto& name : names) {
+      trainers.push_back(make_trainer(name, bench));
+      const int few = 3;
+      const double seconds = trainers.back()->round(few) / few;
+      steps.push_back(bench.steps > 0 ? bench.steps : std::max(3, int(1.0 / seconds)));
+      progress.update(++done, cat(model, " ", name));
+    }
+    std::vector<std::vector<double>> times(names.size());  // of a step, in ms
+    for (int round = 0; round < options.rounds; ++round)
+      for (size_t i = 0; i < names.size(); ++i) {
+        times[i].push_back(trainers[i]->round(steps[i]) * 1e3 / steps[i]);
+        progress.update(++done, cat(model, " ", names[i]));
+      }
+    if (!options.json)
+      std::printf("| %-5s | %-6s | %5s | %10s | %15s | %s |\n|%s|\n", "model", "what", "ranks",
+                  "ms a step", "of alone's time", "times as fast, by peer",
+                  "-------|--------|------:|-----------:|----------------:|---");
+    for (size_t i = 0; i < names.size(); ++i) {
+      auto ratio = [&](size_t other) {  // how much longer the other takes
+        std::vector<double> ratios;
+        for (size_t r = 0; r < times[i].size(); ++r)
+          ratios.push_back(times[other][r] / times[i][r]);
+        return median(ratios);
+      };
+      const bool alone = names[i] == "alone" || names[i] == "torch";
+      const bool ours = names[i].starts_with("zero") || names[i] == "alone";
+      std::vector<std::string> against;
+      for (size_t other = 0; ours && other < names.size(); ++other)
+        if (names[other] == "torch" || names[other] == "ddp" || names[other] == "fsdp2") {
+          char text[64];
+          std::snprintf(text, sizeof text, "%s %.2f", names[other].c_str(), ratio(other));
+          against.emplace_back(text);
+        }
+      if (options.json)
+        observe::JsonLines(std::cout).write({{"model", model},
+                                             {"what", names[i]},
+                                             {"ranks", alone ? 1 : options.ranks},
+                                             {"ms_per_step", median(times[i])},
+                                             {"of_alone", 1 / ratio(0)},
+                                             {"against", join(against, ", ")}});
+      else
+        std::printf("| %-5s | %-6s | %5d | %10.2f | %15.3f | %s |\n", model.c_str(),
+                    names[i].c_str(), alone ? 1 : options.ranks, median(times[i]), 1 / ratio(0),
+                    join(against, ", ").c_str());
+    }
+    std::fflush(stdout);
+  }
+}
+
 }  // namespace
 
 void add_bench(CLI::App& app) {
@@ -156,6 +241,24 @@ void add_bench(CLI::App& app) {
       ->capture_default_str();
   comm->add_flag("--json", options->json, "One JSON object per line");
   comm->callback([options] { bench_comm(*options); });
+
+  auto* data = verb->add_subcommand("data", "Training steps under data parallelism, by ZeRO stage");
+  auto chosen = std::make_shared<DataOptions>();
+  data->add_option("--model", chosen->model,
+                   "gpt (3.5 M parameters, 1,024 tokens a rank), mlp (16 layers of 1024 x 1024, "
+                   "batch 4), or both with a comma")
+      ->capture_default_str();
+  data->add_option("--zero", chosen->zero, "ZeRO stages, with commas")->capture_default_str();
+  data->add_option("--ranks", chosen->ranks, "Ranks, each a thread with one core")
+      ->capture_default_str();
+  data->add_option("--peers", chosen->peers,
+                   "With commas, of torch (one process), ddp, fsdp2: PyTorch over gloo");
+  data->add_option("--rounds", chosen->rounds, "How often all of them take turns")
+      ->capture_default_str();
+  data->add_option("--steps", chosen->steps, "Steps of a round; 0: about a second")
+      ->capture_default_str();
+  data->add_flag("--json", chosen->json, "One JSON object per line");
+  data->callback([chosen] { bench_data(*chosen); });
 }
 
 }  // namespace yoke::cli

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <iosfwd>
 #include <string>
 #include <vector>
@@ -51,6 +52,10 @@ void bench_in_process(const topo::LaunchInfo& launch, const std::string& argumen
 BenchLine bench_memcpy(const BenchComm& bench, uint64_t bytes);
 // gloo, openmpi or nccl, by the programs in bench/peers.
 std::vector<BenchLine> bench_peer(const std::string& peer, const BenchComm& bench);
+
+// Where the peers' programs lie, and the python3 that has torch.
+std::filesystem::path peers_folder();
+std::string python_with_torch();
 
 // A line as JSON, and back.
 void write_json(const BenchLine& line, std::ostream& out);

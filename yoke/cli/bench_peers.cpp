@@ -18,28 +18,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// In the source tree the peers lie beside build/, in an installation below share/.
-fs::path peers_folder() {
-  const fs::path program = fs::read_symlink("/proc/self/exe").parent_path();
-  for (const fs::path& folder : {program / "../bench/peers", program / "../share/yoke/peers",
-                                 program / "../../share/yoke/peers"})
-    if (fs::exists(folder / "gloo.py")) return fs::canonical(folder);
-  fail(Kind::Usage, "the peers' scripts (bench/peers) were not found beside ", program.string(),
-       "; run without --peers");
-}
-
-// The python3 that has torch: the one that our LibTorch is a package of, else the one on the path.
-std::string python_with_torch() {
-  Dl_info info{};
-  if (::dladdr(reinterpret_cast<const void*>(&at::get_num_threads), &info) != 0) {
-    const fs::path folder =
-        fs::path(info.dli_fname).parent_path();  // PREFIX/lib/pythonX/site-packages/torch/lib
-    const fs::path candidate = folder / "../../../../../bin/python3";
-    if (fs::exists(candidate)) return candidate.lexically_normal().string();
-  }
-  return "python3";
-}
-
 std::string checked(const std::string& peer, const ProcessResult& result) {
   if (result.timed_out) fail(Kind::Timeout, "the peer ", peer, " did not finish in time");
   if (result.exit_code == 0) return result.out;
@@ -70,6 +48,28 @@ std::string field(const std::string& object, const std::string& key) {
 }
 
 }  // namespace
+
+// In the source tree the peers lie beside build/, in an installation below share/.
+std::filesystem::path peers_folder() {
+  const fs::path program = fs::read_symlink("/proc/self/exe").parent_path();
+  for (const fs::path& folder : {program / "../bench/peers", program / "../share/yoke/peers",
+                                 program / "../../share/yoke/peers"})
+    if (fs::exists(folder / "gloo.py")) return fs::canonical(folder);
+  fail(Kind::Usage, "the peers' scripts (bench/peers) were not found beside ", program.string(),
+       "; run without --peers");
+}
+
+// The python3 that has torch: the one that our LibTorch is a package of, else the one on the path.
+std::string python_with_torch() {
+  Dl_info info{};
+  if (::dladdr(reinterpret_cast<const void*>(&at::get_num_threads), &info) != 0) {
+    const fs::path folder =
+        fs::path(info.dli_fname).parent_path();  // PREFIX/lib/pythonX/site-packages/torch/lib
+    const fs::path candidate = folder / "../../../../../bin/python3";
+    if (fs::exists(candidate)) return candidate.lexically_normal().string();
+  }
+  return "python3";
+}
 
 std::vector<BenchLine> bench_peer(const std::string& peer, const BenchComm& bench) {
   if (peer == "local") {  // our own, to compare another backend with

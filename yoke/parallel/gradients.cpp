@@ -86,8 +86,12 @@ void Gradients::hook(int parameter, size_t leaf) {
   at::Tensor& gradient = parameters_[size_t(parameter)].leaves[leaf].mutable_grad();
   if (!gradient.defined()) return;  // a layer that will bring it later
   const at::NoGradGuard no_grad;
-  absorb(parameter, gradient);
   State& state = states_[size_t(parameter)];
+  if (state.num_arrived == int(parameters_[size_t(parameter)].leaves.size()))
+    fail(Kind::Usage, "parameter '", parameters_[size_t(parameter)].name,
+         "' had its gradient twice in one backward pass: it is used in several recomputed parts, "
+         "or in one and outside; keep it out of them");
+  absorb(parameter, gradient);
   if (++state.num_arrived < int(parameters_[size_t(parameter)].leaves.size())) return;
   used_[size_t(parameter)] = true;
   order_.push_back(parameter);

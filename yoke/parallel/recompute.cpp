@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "yoke/parallel/recompute.h"
+
+#include <ATen/Functions.h>
+#include <ATen/Parallel.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/custom_class.h>
+
+#include "yoke/base/error.h"
+
+namespace yoke::parallel {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+using Part = std::function<at::Tensor(const at::Tensor&)>;
+
+struct Holder : torch::CustomClassHolder {
+  explicit Holder(Part fn) : fn(std::move(fn)) {}
+  const Part fn;
+};
+
+// `anchor` requires a gradient, so that backward comes even if the input requires none.
+struct Recompute : torch::autograd::Function<Recompute> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& input,
+                            const at::Tensor& /*anchor*/,
+                            const c10::intrusive_ptr<Holder>& holder) {
+    const at::AutoGradMode off(false);
+    context->saved_data["fn"] = c10::IValue::make_capsule(holder);
+    context->save_for_backward({input});
+    return holder->fn(input);
+  }
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    const auto holder =
+        c10::static_intrusive_pointer_cast<Holder>(context->saved_data["fn"].toCapsule());
+    const at::Tensor saved = context->get_saved_variables()[0];
+    const at::AutoGradMode on(true);
+    const at::Tensor input = saved.detach();
+    const bool wanted = saved.requires_grad() && at::isFloatingType(saved.scalar_type());
+    if (wanted) input.requires_grad_(true);
+    const at::Tensor output = holder->fn(input);
+    if (output.requires_grad()) torch::autograd::backward({output}, {gradients[0]});
+    return {wanted ? input.grad() : at::Tensor(), at::Tensor(), at::Tensor()};
+  }
+};
+
+}  // namespace
+
+at::Tensor recompute(const Part& fn, const at::Tensor& input) {
+  if (!at::GradMode::is_enabled()) return fn(input);
+  const at::Tensor anchor = at::empty({0}, input.options().dtype(at::kFloat)).requires_grad_(true);
+  return Recompute::apply(input, anchor, c10::make_intrusive<Holder>(fn));
+}
+
+at::Tensor dropout(const at::Tensor& x, double probability, const Rng& rng, int64_t first) {
+  if (!(probability >= 0 && probability < 1))
+    fail(Kind::Usage, "dropout wants a probability of 0 to below 1, got ", probability);
+  if (probability == 0) return x;
+  const at::Tensor kept = at::empty(x.sizes(), at::kFloat);
+  auto* data = kept.mutable_data_ptr<float>();
+  const float scale = float(1 / (1 - probability));
+  at::parallel_for(0, x.numel(), 4096, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i)
+      data[i] = double(rng.uniform(uint64_t(first + i))) < probability ? 0 : scale;
+  });
+  return x * kept.to(x.options());
+}
+
+}  // namespace yoke::parallel

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "yoke/parallel/replicas.h"
+
+#include <ATen/Functions.h>
+#include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+#include <deque>
+#include <future>
+#include <thread>
+
+#include "yoke/base/error.h"
+#include "yoke/base/queue.h"
+#include "yoke/parallel/shares.h"
+
+namespace yoke::parallel {
+namespace {
+
+using Task = std::packaged_task<at::Tensor()>;
+constexpr size_t kQueued = 64;
+constexpr Duration kForever = std::chrono::hours(1000);  // until it is closed
+
+}  // namespace
+
+struct Replicas::Impl {
+  struct Worker {
+    Replica replica;
+    BoundedQueue<Task> tasks{kQueued};
+    std::jthread thread = {};
+  };
+  std::deque<Worker> workers;
+  std::vector<double> shares;
+
+  ~Impl() {
+    for (auto& worker : workers) worker.tasks.close();
+  }
+};
+
+Replicas::Replicas(std::vector<Replica> replicas) : impl_(std::make_unique<Impl>()) {
+  if (replicas.empty()) fail(Kind::Usage, "Replicas wants at least one replica");
+  const int on_cpu =
+      int(std::ranges::count_if(replicas, [](const auto& r) { return r.device.is_cpu(); }));
+  const int threads = std::max(1, at::get_num_threads() / std::max(1, on_cpu));
+  for (auto& replica : replicas) {
+    if (!(replica.share > 0)) fail(Kind::Usage, "a share is a number above 0, got ", replica.share);
+    impl_->shares.push_back(replica.share);
+    auto& worker = impl_->workers.emplace_back();
+    worker.replica = std::move(replica);
+    worker.thread = std::jthread([&worker, threads] {
+      at::get_num_threads();  // else a thread takes what any other set last
+      at::set_num_threads(threads);
+      while (auto task = worker.tasks.pop(kForever)) (*task)();
+    });
+  }
+}
+
+Replicas::~Replicas() = default;
+
+at::Tensor Replicas::forward(const at::Tensor& batch) {
+  if (batch.dim() == 0 || batch.size(0) == 0)
+    fail(Kind::Usage, "Replicas::forward wants a batch of one sample or more");
+  const auto counts = divide(batch.size(0), impl_->shares);
+  std::vector<std::future<at::Tensor>> pieces;
+  int64_t begin = 0;
+  for (size_t i = 0; i < counts.size(); ++i) {
+    if (counts[i] == 0) continue;
+    auto& worker = impl_->workers[i];
+    Task task([&worker, &batch, piece = batch.narrow(0, begin, counts[i])] {
+      const at::NoGradGuard no_grad;
+      return worker.replica.forward(piece.to(worker.replica.device)).to(batch.device());
+    });
+    begin += counts[i];
+    pieces.push_back(task.get_future());
+    YOKE_CHECK(worker.tasks.push(std::move(task), kForever));
+  }
+  std::vector<at::Tensor> results;
+  std::exception_ptr first;
+  for (auto& piece : pieces) {  // all of them: they use the caller's batch
+    try {
+      results.push_back(piece.get());
+    } catch (...) {
+      if (!first) first = std::current_exception();
+    }
+  }
+  if (first) std::rethrow_exception(first);
+  return at::cat(results);
+}
+
+}  // namespace yoke::parallel

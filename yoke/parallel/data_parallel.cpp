@@ -5,6 +5,7 @@
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/jit/runtime/graph_executor.h>
 
 #include <algorithm>
 #include <numeric>
@@ -171,7 +172,10 @@ DataParallel::DataParallel(torch::nn::Module& module, const comm::Communicator& 
 
 DataParallel::DataParallel(torch::jit::Module& module, const comm::Communicator& comm,
                            const DataParallelOptions& options)
-    : impl_(std::make_unique<Impl>(model_of(module), comm, options)) {}
+    : impl_(std::make_unique<Impl>(model_of(module), comm, options)) {
+  // On, it folds backward into one node: all gradients come at its end, and slower.
+  torch::jit::setGraphExecutorOptimize(false);
+}
 
 DataParallel::~DataParallel() = default;
 

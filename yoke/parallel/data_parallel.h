@@ -46,6 +46,7 @@ class DataParallel {
  public:
   DataParallel(torch::nn::Module& module, const comm::Communicator& comm,
                const DataParallelOptions& options = {});
+  // Turns the graph optimiser of TorchScript off, which holds back the gradients.
   DataParallel(torch::jit::Module& module, const comm::Communicator& comm,
                const DataParallelOptions& options = {});
   ~DataParallel();

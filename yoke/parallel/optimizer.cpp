@@ -5,18 +5,33 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <numeric>
 
 #include "yoke/base/error.h"
 
 namespace yoke::parallel {
 namespace {
 
-// Of float32 in float64: far more exact than the float32 that it is rounded to, so that the norm is
-// the same however the gradients are cut into shards.
+// In float64, which is far more exact than the float32 that the norm is rounded to: so it is the
+// same however the gradients are cut into shards.
 at::Tensor sum_of_squares(const at::Tensor& tensor) {
-  const at::Tensor norm = at::linalg_vector_norm(tensor, 2, {}, false, at::kDouble);
-  return norm * norm;
+  if (!tensor.is_cpu() || tensor.scalar_type() != at::kFloat) {
+    const at::Tensor norm = at::linalg_vector_norm(tensor, 2, {}, false, at::kDouble);
+    return norm * norm;
+  }
+  // LibTorch would make a float64 copy first.
+  constexpr int64_t kLanes = 16;
+  static_assert(plan::kAlign % kLanes == 0);
+  std::array<double, kLanes> sums{};
+  const auto* values = tensor.const_data_ptr<float>();
+  for (int64_t i = 0; i < tensor.numel(); i += kLanes)
+    for (int64_t lane = 0; lane < kLanes; ++lane) {
+      const double value = values[i + lane];
+      sums[size_t(lane)] += value * value;
+    }
+  return at::full({}, std::accumulate(sums.begin(), sums.end(), 0.0), at::kDouble);
 }
 
 }  // namespace

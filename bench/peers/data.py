@@ -1,0 +1,131 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Measures training steps of PyTorch's data parallelism on CPU ranks: DDP, FSDP2, or one process alone.
+
+Each rank is a process with so many torch threads, joined by gloo over loopback. A step is forward, backward,
+AdamW (fused) and zero_grad on a batch made once: of gpt 4 x 256 tokens for each rank, of mlp 4 samples. "alone" is
+the same work as one rank's, in one process without any wrapper, whatever --ranks says.
+
+What made a step fastest on 2 cores, and is used: grads set to None rather than to zero; glibc's malloc told to keep
+what it has (for mlp alone, half the time of a step); gradients as views of DDP's buckets; for FSDP2, gathering the
+next layer's weights while one computes. DDP's static_graph and buckets from 1 to 100 MiB instead of 25 made
+no difference beyond the noise, nor did huge pages; DDP keeps its defaults there. FSDP2 is fastest when it keeps the
+weights between forward and backward (--reshard no, as ZeRO 2); by default it does not (ZeRO 3).
+
+After some 700 steps mlp has learnt its one batch, and AdamW's averages turn denormal: measure before that.
+
+{"ready": true} on stdout after three steps, then it obeys lines on stdin: "run N" does N steps and prints the time
+from a barrier to the end of the slowest rank; "quit", or the end of stdin, ends it. Between runs all ranks block.
+Exit 1 if a rank fails, a loss is not finite or a deadline passes, with the first cause on stderr; 2 for bad arguments.
+"""
+import argparse
+import json
+import math
+import subprocess
+import sys
+import time
+
+START_S = 180  # for imports, the rendezvous and the first steps
+STEP_S = 30  # the most one step may take
+IDLE_S = 3600  # the most between two commands
+MAX_STEPS = 10000
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peer", choices=("ddp", "fsdp2", "alone"), required=True)
+    parser.add_argument("--model", choices=("gpt", "mlp"), required=True)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1, help="of each rank")
+    parser.add_argument("--reshard", choices=("yes", "no"), default="yes", help="fsdp2: free weights after forward")
+    for name in ("--rank", "--port", "--parent"):
+        parser.add_argument(name, type=int, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.ranks < 1 or arguments.threads < 1:
+        parser.error("--ranks and --threads want 1 or more")
+    if arguments.peer == "alone":
+        arguments.ranks = 1
+    return arguments
+
+
+def make_step(torch, models, arguments):
+    name, sizes = arguments.model, models.SIZES[arguments.model]
+    torch.manual_seed(1)
+    model = models.make_model(name, sizes)
+    torch.manual_seed(100 + arguments.rank)
+    inputs, targets = models.make_data(name, sizes, 4)
+    if arguments.peer == "ddp":
+        model = torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+    if arguments.peer == "fsdp2":
+        models.shard(model, arguments.reshard == "yes")
+        model._set_unshard_async_op(True)  # so that a gather can overlap with computing
+        for layer, following in zip(model.layers, list(model.layers)[1:]):
+            layer.set_modules_to_forward_prefetch([following])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+
+    def step():
+        loss = models.loss_of(name, model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss
+
+    return step
+
+
+def run_rank(torch, models, arguments, answer):
+    step = make_step(torch, models, arguments)
+
+    def run(count):
+        if arguments.peer != "alone":
+            torch.distributed.barrier()
+        start = time.perf_counter()
+        for _ in range(count):
+            loss = step()
+        seconds = time.perf_counter() - start
+        if not math.isfinite(loss.item()):
+            raise ArithmeticError(f"the loss is {loss.item()}")
+        answer(seconds=seconds)
+
+    run(3)
+    for line in sys.stdin:  # blocks until the starting process writes, or is gone
+        run(int(line))
+
+
+def run_all(models, arguments):
+    with models.Ranks(arguments.ranks, arguments.threads, START_S) as ranks:
+        ranks.answers(START_S, "the start")
+        print(json.dumps({"ready": True}), flush=True)
+        ranks.listen_to_stdin()
+        while (line := ranks.next_line("stdin", IDLE_S, "the wait for a command").split()) != ["quit"]:
+            if not line:
+                continue
+            if len(line) != 2 or line[0] != "run" or not line[1].isdecimal() or not 1 <= int(line[1]) <= MAX_STEPS:
+                raise RuntimeError(f"wanted 'run N' with N of 1 to {MAX_STEPS}, or 'quit', not '{' '.join(line)}'")
+            steps = int(line[1])
+            ranks.tell(line[1])
+            seconds = max(answer["seconds"] for answer in ranks.answers(STEP_S * (steps + 2), f"{steps} steps"))
+            print(json.dumps({"peer": arguments.peer, "model": arguments.model, "steps": steps,
+                              "seconds": round(seconds, 6)}), flush=True)
+        ranks.finish(START_S)
+
+
+def main():
+    arguments = parse_arguments()
+    try:
+        import torch
+    except ImportError:
+        sys.exit("data.py: this python3 has no torch; run it with the one of ./dev setup (.deps/python/bin/python)")
+    import data_models as models
+    if arguments.rank is not None:
+        models.be_rank(arguments, arguments.threads, arguments.peer != "alone",
+                       lambda answer: run_rank(torch, models, arguments, answer))
+        return
+    try:
+        run_all(models, arguments)
+    except (RuntimeError, OSError, subprocess.TimeoutExpired) as error:
+        sys.exit(f"data.py: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -52,37 +52,102 @@ at::ScalarType compute_type(Precision precision, at::ScalarType own) {
 }  // namespace
 
 struct DataParallel::Impl {
-  Impl(Model given, const comm::Communicator& comm, const DataParallelOptions& options)
-      : model(std::move(given)), comm(comm), options(options) {
+  Impl(const comm::Communicator& comm, const DataParallelOptions& options)
+      : comm(comm), options(options) {
     if (options.zero < 0 || options.zero > 3)
       fail(Kind::Usage, "zero is the ZeRO stage, 0 to 3, got ", options.zero);
     if (options.bucket_bytes <= 0 || options.first_bucket_bytes <= 0)
       fail(Kind::Usage, "buckets want a size above 0, got ", options.bucket_bytes, " and ",
            options.first_bucket_bytes, " bytes");
+    if (options.precision == Precision::Fp16) scale = options.loss_scale;
+  }
+
+  void take(Model given) {
+    take_in(std::move(given));
     if (model.trainable.empty())
       fail(Kind::Usage, "the module has no parameter that requires a gradient");
-    const at::Tensor& sample = model.trainable[0].tensor();
-    device = sample.device();
-    own_type = sample.scalar_type();
-    for (const auto& parameter : model.trainable)
-      if (parameter.tensor().scalar_type() != own_type || parameter.tensor().device() != device)
-        fail(Kind::Usage, "parameter '", parameter.name, "' is ",
-             c10::toString(parameter.tensor().scalar_type()), " on ", parameter.tensor().device(),
-             ", '", model.trainable[0].name, "' is ", c10::toString(own_type), " on ", device,
-             "; convert the module to one type and device before");
-    compare_models(model, comm, device);
-    const at::NoGradGuard no_grad;
-    for (const auto& parameter : model.frozen) comm.broadcast(parameter.tensor(), 0).wait();
     for (const auto& parameter : model.trainable) values.push_back(parameter.tensor().detach());
     std::vector<int> order(model.trainable.size());
     std::iota(order.rbegin(), order.rend(), 0);  // backward comes from the end
     build(order);
     learning = options.learn_order && options.zero < 2;
     if (!learning) values.clear();
+    start_autocast();
+  }
+
+  void take(const std::vector<UnitFactory>& factories) {
+    if (options.zero != 3 || factories.empty())
+      fail(Kind::Usage,
+           "a model in parts wants zero = 3 and at least one part, got zero = ", options.zero,
+           " and ", factories.size(), " parts");
+    auto growing = std::make_shared<plan::Layout>();
+    growing->num_shards = comm.size();
+    growing->buckets.resize(factories.size());
+    layout = growing;
+    for (size_t i = 0; i < factories.size(); ++i) {
+      units.push_back(factories[i]());
+      Model part = model_of(*units.back());
+      // What an earlier part has is tied to it.
+      std::erase_if(part.trainable,
+                    [](const auto& parameter) { return owner_of(parameter.tensor()) != nullptr; });
+      for (auto* list : {&part.trainable, &part.frozen})
+        for (auto& parameter : *list) parameter.name = cat(i, ".", parameter.name);
+      const size_t first = model.trainable.size(), bucket = factories.size() - 1 - i;
+      const auto parameters = parameters_of(part);
+      take_in(std::move(part));
+      if (!weights) weights = make_weights();
+      plan::put_bucket(*growing, bucket, parameters);
+      values.resize(first);
+      for (size_t p = first; p < model.trainable.size(); ++p)
+        values.push_back(model.trainable[p].tensor().detach());
+      weights->add(bucket, values);
+      for (auto& value : values) value.reset();
+    }
+    if (model.trainable.empty())
+      fail(Kind::Usage, "the parts have no parameter that requires a gradient");
+    values.clear();
+    gradients = make_gradients();
+    start_autocast();
+  }
+
+  // Checks what the ranks have, and makes the rest equal.
+  void take_in(Model part) {
+    if (model.trainable.empty() && !part.trainable.empty()) {
+      device = part.trainable[0].tensor().device();
+      own_type = part.trainable[0].tensor().scalar_type();
+    }
+    for (const auto& parameter : part.trainable)
+      if (parameter.tensor().scalar_type() != own_type || parameter.tensor().device() != device)
+        fail(Kind::Usage, "parameter '", parameter.name, "' is ",
+             c10::toString(parameter.tensor().scalar_type()), " on ", parameter.tensor().device(),
+             ", others are ", c10::toString(own_type), " on ", device,
+             "; convert the module to one type and device before");
+    compare_models(part, comm, device);
+    const at::NoGradGuard no_grad;
+    for (const auto& parameter : part.frozen) comm.broadcast(parameter.tensor(), 0).wait();
+    std::ranges::move(part.trainable, std::back_inserter(model.trainable));
+    std::ranges::move(part.frozen, std::back_inserter(model.frozen));
+  }
+
+  void start_autocast() {
     if (options.precision != Precision::AsIs)
       autocast = std::make_unique<Autocast>(device.type(), true,
                                             compute_type(options.precision, own_type));
-    if (options.precision == Precision::Fp16) scale = options.loss_scale;
+  }
+
+  std::unique_ptr<Weights> make_weights() const {
+    return std::make_unique<Weights>(
+        layout, model.trainable, comm,
+        Weights::Options{.zero = options.zero,
+                         .dtype = compute_type(options.precision, own_type),
+                         .device = device,
+                         .reshard_after_forward = options.reshard_after_forward});
+  }
+  std::unique_ptr<Gradients> make_gradients() const {
+    return std::make_unique<Gradients>(
+        layout, model.trainable, comm,
+        Gradients::Options{
+            .zero = options.zero, .dtype = own_type, .device = device, .wire = options.wire});
   }
 
   void build(const std::vector<int>& order) {
@@ -90,16 +155,9 @@ struct DataParallel::Impl {
     layout = std::make_shared<const plan::Layout>(plan::make_layout(
         parameters_of(model), order, comm.size(),
         {.usual = options.bucket_bytes / width, .first = options.first_bucket_bytes / width}));
-    auto fresh_weights = std::make_unique<Weights>(
-        layout, model.trainable, values, comm,
-        Weights::Options{.zero = options.zero,
-                         .dtype = compute_type(options.precision, own_type),
-                         .device = device,
-                         .reshard_after_forward = options.reshard_after_forward});
-    auto fresh_gradients = std::make_unique<Gradients>(
-        layout, model.trainable, comm,
-        Gradients::Options{
-            .zero = options.zero, .dtype = own_type, .device = device, .wire = options.wire});
+    auto fresh_weights = make_weights();
+    for (size_t b = 0; b < layout->buckets.size(); ++b) fresh_weights->add(b, values);
+    auto fresh_gradients = make_gradients();
     if (gradients) fresh_gradients->adopt(*gradients);
     gradients = std::move(fresh_gradients);
     weights = std::move(fresh_weights);
@@ -148,7 +206,8 @@ struct DataParallel::Impl {
     ready = ready || reduce;
   }
 
-  const Model model;
+  Model model;
+  std::vector<std::shared_ptr<torch::nn::Module>> units;
   const comm::Communicator comm;
   const DataParallelOptions options;
   at::Device device = at::kCPU;
@@ -168,16 +227,29 @@ struct DataParallel::Impl {
 
 DataParallel::DataParallel(torch::nn::Module& module, const comm::Communicator& comm,
                            const DataParallelOptions& options)
-    : impl_(std::make_unique<Impl>(model_of(module), comm, options)) {}
+    : impl_(std::make_unique<Impl>(comm, options)) {
+  impl_->take(model_of(module));
+}
 
 DataParallel::DataParallel(torch::jit::Module& module, const comm::Communicator& comm,
                            const DataParallelOptions& options)
-    : impl_(std::make_unique<Impl>(model_of(module), comm, options)) {
+    : impl_(std::make_unique<Impl>(comm, options)) {
+  impl_->take(model_of(module));
   // On, it folds backward into one node: all gradients come at its end, and slower.
   torch::jit::setGraphExecutorOptimize(false);
 }
 
+DataParallel::DataParallel(const std::vector<UnitFactory>& units, const comm::Communicator& comm,
+                           const DataParallelOptions& options)
+    : impl_(std::make_unique<Impl>(comm, options)) {
+  impl_->take(units);
+}
+
 DataParallel::~DataParallel() = default;
+
+const std::vector<std::shared_ptr<torch::nn::Module>>& DataParallel::units() const {
+  return impl_->units;
+}
 
 void DataParallel::backward(const at::Tensor& loss_sum, double count) {
   impl_->pass(loss_sum, count, /*reduce=*/true);

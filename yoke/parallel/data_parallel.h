@@ -49,7 +49,14 @@ class DataParallel {
   // Turns the graph optimiser of TorchScript off, which holds back the gradients.
   DataParallel(torch::jit::Module& module, const comm::Communicator& comm,
                const DataParallelOptions& options = {});
+  // A model as a list of parts, each made when its turn comes and sharded before the next is: so
+  // one that is larger than a rank's memory can exist. Each part is a bucket. Wants zero = 3. The
+  // parts are in units(), in their order; calling them is the caller's.
+  using UnitFactory = std::function<std::shared_ptr<torch::nn::Module>()>;
+  DataParallel(const std::vector<UnitFactory>& units, const comm::Communicator& comm,
+               const DataParallelOptions& options = {.zero = 3});
   ~DataParallel();
+  const std::vector<std::shared_ptr<torch::nn::Module>>& units() const;
 
   // Adds the gradient of `loss_sum` over `count` samples (or tokens), and reduces it over the ranks
   // while it is computed. A step divides the sum of all gradients by the sum of all counts. A rank

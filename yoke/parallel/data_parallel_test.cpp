@@ -289,6 +289,71 @@ TEST(DataParallel, NamesTheReplicaThatDiverged) {
   EXPECT_TRUE(has(text, "rank 1 has another 'layers.2.bias' than most")) << text;
 }
 
+// Parts that are made one after the other, the last tied to the first.
+TEST(DataParallel, BuildsAModelShardByShard) {
+  auto linear = [](int i) {
+    auto layer = std::make_shared<torch::nn::LinearImpl>(16, 16);
+    const at::NoGradGuard no_grad;
+    for (auto& item : layer->named_parameters())
+      item.value().copy_(normal(cat(i, item.key()), item.value().sizes(), 0.3));
+    return layer;
+  };
+  struct Tied : torch::nn::Module {
+    explicit Tied(const at::Tensor& given) { weight = register_parameter("weight", given); }
+    at::Tensor weight;
+  };
+  const at::Tensor x = normal("x", {12, 16}, 1).to(at::kFloat);
+  auto run = [&](bool in_parts, int ranks, Precision precision) {
+    std::vector<float> losses;
+    on_ranks(ranks, [&](Communicator& comm) {
+      std::vector<std::shared_ptr<torch::nn::LinearImpl>> layers;
+      std::unique_ptr<DataParallel> dp;
+      torch::nn::Module whole;
+      if (in_parts) {
+        std::vector<DataParallel::UnitFactory> factories;
+        for (int i = 0; i < 5; ++i)
+          factories.emplace_back([&, i] {
+            for (const auto& layer : layers)  // of those before nothing but a shard is left
+              EXPECT_EQ(layer->weight.storage().data(), nullptr);
+            return layers.emplace_back(linear(i));
+          });
+        factories.emplace_back([&] { return std::make_shared<Tied>(layers[0]->weight); });
+        dp = std::make_unique<DataParallel>(factories, comm,
+                                            DataParallelOptions{.zero = 3, .precision = precision});
+        EXPECT_EQ(dp->units().size(), 6u);
+        EXPECT_EQ(dp->layout().buckets.size(), 6u);
+      } else {
+        for (int i = 0; i < 5; ++i) layers.push_back(whole.register_module(cat("l", i), linear(i)));
+        dp = std::make_unique<DataParallel>(whole, comm,
+                                            DataParallelOptions{.zero = 3, .precision = precision});
+      }
+      AdamW optimizer(*dp, {{.lr = 0.01}});
+      const int64_t part = 12 / comm.size();
+      for (int step = 0; step < 4; ++step) {
+        at::Tensor h = x.narrow(0, comm.rank() * part, part);
+        for (const auto& layer : layers) h = at::tanh(layer->forward(h));
+        const at::Tensor loss = at::linear(h, layers[0]->weight).to(at::kFloat).square().sum();
+        dp->backward(loss, double(part));
+        optimizer.step();
+        const at::Tensor total = loss.detach().clone();
+        comm.all_reduce(total).wait();
+        if (comm.rank() == 0) losses.push_back(total.item<float>());
+      }
+    });
+    return losses;
+  };
+  for (const auto precision : {Precision::AsIs, Precision::Bf16})
+    EXPECT_EQ(run(true, 2, precision), run(false, 2, precision));
+  const auto one = run(false, 1, Precision::AsIs), three = run(true, 3, Precision::AsIs);
+  for (size_t i = 0; i < one.size(); ++i) EXPECT_NEAR(one[i], three[i], 1e-5 * one[i]);
+  EXPECT_LT(one.back(), one.front());
+  on_ranks(1, [&](Communicator& comm) {
+    const std::vector<DataParallel::UnitFactory> none;
+    EXPECT_THROW(DataParallel(none, comm), Error);
+    EXPECT_THROW(DataParallel({[&] { return linear(0); }}, comm, {.zero = 2}), Error);
+  });
+}
+
 TEST(DataParallel, EvaluatesBetweenSteps) {
   auto run = [](int zero, bool evaluate) {
     std::vector<double> losses;

@@ -11,51 +11,62 @@
 namespace yoke::parallel {
 
 Weights::Weights(std::shared_ptr<const plan::Layout> layout,
-                 const std::vector<ModelParameter>& parameters,
-                 const std::vector<at::Tensor>& values, const comm::Communicator& comm,
+                 const std::vector<ModelParameter>& parameters, const comm::Communicator& comm,
                  Options options)
-    : layout_(std::move(layout)), parameters_(parameters), comm_(comm), options_(options) {
-  const at::NoGradGuard no_grad;
-  const auto kind = at::device(options_.device).dtype(options_.dtype);
-  const at::ScalarType source = values.empty() ? options_.dtype : values[0].scalar_type();
-  for (const auto& plan : layout_->buckets) {
-    Bucket& bucket = buckets_.emplace_back();
-    bucket.weights = this;
-    bucket.index = buckets_.size() - 1;
-    const int64_t size = layout_->shard_count(plan);
-    auto mine = [&](const at::Tensor& all) { return all.narrow(0, comm_.rank() * size, size); };
-    // Under ZeRO 3 one bucket at a time is whole.
-    bucket.memory =
-        options_.zero < 3 ? comm_.allocate({plan.count}, kind) : at::empty({plan.count}, kind);
-    const at::Tensor all =
-        source == options_.dtype ? bucket.memory : at::empty({plan.count}, kind.dtype(source));
-    all.zero_();
-    for (const auto& slot : plan.slots)
-      all.narrow(0, slot.offset, slot.count).copy_(values[size_t(slot.parameter)].reshape({-1}));
-    comm_.broadcast(all, 0).wait();
-    if (source != options_.dtype) {
-      bucket.memory.copy_(all);
-      bucket.masters = (options_.zero == 0 ? all : mine(all)).clone();
-    }
-    bucket.params = make_touchable(&bucket, plan.count, kind, bucket.memory.mutable_data_ptr());
-    for (const auto& slot : plan.slots)
-      for (at::Tensor leaf : parameters_[size_t(slot.parameter)].leaves)
-        leaf.set_data(view(slot, bucket));
-    bucket.shard = mine(bucket.memory);
-    if (options_.zero == 3) {
-      bucket.shard = comm_.allocate({size}, kind).copy_(bucket.shard);
-      bucket.memory.reset();
-      move_memory(bucket.params, nullptr);
-    }
+    : layout_(std::move(layout)),
+      parameters_(parameters),
+      comm_(comm),
+      options_(options),
+      buckets_(layout_->buckets.size()) {
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    buckets_[b].weights = this;
+    buckets_[b].index = b;
   }
   if (options_.zero == 3 || (options_.zero > 0 && comm_.size() > 1))
     observer_ = std::make_unique<TouchObserver>();
+}
+
+void Weights::add(size_t b, const std::vector<at::Tensor>& values) {
+  const at::NoGradGuard no_grad;
+  adding_ = true;
+  const auto kind = at::device(options_.device).dtype(options_.dtype);
+  const plan::Bucket& plan = layout_->buckets[b];
+  Bucket& bucket = buckets_[b];
+  const at::ScalarType source =
+      plan.slots.empty() ? options_.dtype : values[size_t(plan.slots[0].parameter)].scalar_type();
+  const int64_t size = layout_->shard_count(plan);
+  auto mine = [&](const at::Tensor& all) { return all.narrow(0, comm_.rank() * size, size); };
+  // Under ZeRO 3 one bucket at a time is whole.
+  bucket.memory =
+      options_.zero < 3 ? comm_.allocate({plan.count}, kind) : at::empty({plan.count}, kind);
+  const at::Tensor all =
+      source == options_.dtype ? bucket.memory : at::empty({plan.count}, kind.dtype(source));
+  all.zero_();
+  for (const auto& slot : plan.slots)
+    all.narrow(0, slot.offset, slot.count).copy_(values[size_t(slot.parameter)].reshape({-1}));
+  comm_.broadcast(all, 0).wait();
+  if (source != options_.dtype) {
+    bucket.memory.copy_(all);
+    bucket.masters = (options_.zero == 0 ? all : mine(all)).clone();
+  }
+  bucket.params = make_touchable(&bucket, plan.count, kind, bucket.memory.mutable_data_ptr());
+  for (const auto& slot : plan.slots)
+    for (at::Tensor leaf : parameters_[size_t(slot.parameter)].leaves)
+      leaf.set_data(view(slot, bucket));
+  bucket.shard = mine(bucket.memory);
+  if (options_.zero == 3) {
+    bucket.shard = comm_.allocate({size}, kind).copy_(bucket.shard);
+    bucket.memory.reset();
+    move_memory(bucket.params, nullptr);
+  }
+  adding_ = false;
 }
 
 Weights::~Weights() {
   observer_.reset();  // nothing is gathered any more
   const at::NoGradGuard no_grad;
   for (auto& bucket : buckets_) {
+    if (!bucket.params.defined()) continue;  // it was not added
     for (const auto& slot : layout_->buckets[bucket.index].slots)
       for (at::Tensor leaf : parameters_[size_t(slot.parameter)].leaves)
         if (options_.zero == 3 && owner_of(leaf) == &bucket)
@@ -112,18 +123,20 @@ void Weights::release_all() {
 }
 
 void Weights::gather(Bucket& bucket) {
-  if (pool_.empty()) {
+  const int64_t count = layout_->buckets[bucket.index].count;
+  auto found = std::ranges::find_if(pool_, [&](const auto& b) { return b.numel() >= count; });
+  if (found == pool_.end()) {
     int64_t largest = 0;
     for (const auto& plan : layout_->buckets) largest = std::max(largest, plan.count);
-    pool_.push_back(comm_.allocate({largest}, at::device(options_.device).dtype(options_.dtype)));
+    found = pool_.insert(
+        found, comm_.allocate({largest}, at::device(options_.device).dtype(options_.dtype)));
     num_allocated_ += largest;
   }
-  const at::Tensor block = pool_.back();
-  pool_.pop_back();
+  const at::Tensor block = *found;
+  pool_.erase(found);
   bucket.memory = block;
   move_memory(bucket.params, block.mutable_data_ptr());
-  bucket.gathering =
-      comm_.all_gather(block.narrow(0, 0, layout_->buckets[bucket.index].count), bucket.shard);
+  bucket.gathering = comm_.all_gather(block.narrow(0, 0, count), bucket.shard);
   bucket.pending = true;
   ++num_gathered_;
 }
@@ -144,6 +157,7 @@ void Weights::release(Bucket& bucket) {
 }
 
 void Weights::touched(Bucket& bucket, Touch touch) noexcept {
+  if (adding_) return;
   try {
     const at::NoGradGuard no_grad;
     visit(bucket, touch);

@@ -29,10 +29,13 @@ class Weights {
     bool reshard_after_forward = true;
   };
 
-  // Collective. The leaves become views of the buckets. The values are rank 0's; where they have
-  // more bits than the model computes in, what is owned is also kept with all of them: the masters.
+  // `parameters`, in the order of the layout's, must outlive this; both may still grow.
   Weights(std::shared_ptr<const plan::Layout> layout, const std::vector<ModelParameter>& parameters,
-          const std::vector<at::Tensor>& values, const comm::Communicator& comm, Options options);
+          const comm::Communicator& comm, Options options);
+  // Collective, once for each bucket of the layout. The leaves become views of it. The values, by
+  // parameter, are rank 0's; where they have more bits than the model computes in, what is owned is
+  // also kept with all of them: the masters.
+  void add(size_t bucket, const std::vector<at::Tensor>& values);
   // The leaves keep their values where the rank has them all; under ZeRO 3 they become empty.
   ~Weights();
   Weights(const Weights&) = delete;
@@ -92,7 +95,7 @@ class Weights {
   std::optional<size_t> foresee();  // what comes after the visit that has just been noted
 
   const std::shared_ptr<const plan::Layout> layout_;
-  const std::vector<ModelParameter> parameters_;
+  const std::vector<ModelParameter>& parameters_;
   const comm::Communicator comm_;
   const Options options_;
   std::deque<Bucket> buckets_;
@@ -101,6 +104,7 @@ class Weights {
   std::unique_ptr<TouchObserver> observer_;
   std::vector<size_t> visits_, last_visits_;  // buckets in the order of this pass, and the last
   std::vector<Event> events_, last_events_;   // likewise, with what else happened
+  bool adding_ = false;                       // our own touches do not count
   bool in_backward_ = false;
   bool keep_all_ = false;
   int64_t num_gathered_ = 0;

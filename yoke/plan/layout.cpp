@@ -23,7 +23,7 @@ Bucket make_bucket(const std::vector<Parameter>& parameters, std::vector<int> me
     bucket.slots.push_back({p, bucket.count, count});
     bucket.count += round_up(count, kAlign);
   }
-  bucket.count = round_up(bucket.count, kAlign * num_shards);
+  bucket.count = round_up(std::max<int64_t>(1, bucket.count), kAlign * num_shards);
   return bucket;
 }
 
@@ -61,6 +61,13 @@ Layout make_layout(std::vector<Parameter> parameters, const std::vector<int>& or
     room -= parameters.at(size_t(p)).count();
   }
   return make_layout(std::move(parameters), buckets, num_shards);
+}
+
+void put_bucket(Layout& layout, size_t bucket, const std::vector<Parameter>& parameters) {
+  std::vector<int> members(parameters.size());
+  std::iota(members.begin(), members.end(), int(layout.parameters.size()));
+  layout.parameters.insert(layout.parameters.end(), parameters.begin(), parameters.end());
+  layout.buckets.at(bucket) = make_bucket(layout.parameters, std::move(members), layout.num_shards);
 }
 
 std::vector<Piece> Layout::pieces(const Bucket& bucket, int shard) const {

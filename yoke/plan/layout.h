@@ -66,6 +66,10 @@ Layout make_layout(std::vector<Parameter> parameters, const std::vector<int>& or
 Layout make_layout(std::vector<Parameter> parameters, const std::vector<std::vector<int>>& buckets,
                    int num_shards);
 
+// For a layout that is made while the model is: one more bucket, of parameters that come after
+// those it has. `layout.buckets` has a place for it.
+void put_bucket(Layout& layout, size_t bucket, const std::vector<Parameter>& parameters);
+
 // Bytes of one rank; ZeRO (Rajbhandari et al., SC 2020) stages 0 to 3.
 struct Memory {
   int64_t parameters = 0;

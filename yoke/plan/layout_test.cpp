@@ -51,6 +51,16 @@ TEST(Layout, CutsEveryElementIntoExactlyOneShard) {
   }
 }
 
+TEST(Layout, GrowsBucketByBucket) {
+  Layout layout{.num_shards = 2};
+  layout.buckets.resize(2);
+  put_bucket(layout, 1, {{"a.weight", {10, 10}}, {"a.bias", {10}}});
+  put_bucket(layout, 0, {{"b.weight", {5, 100}}, {"b.bias", {1}}});
+  EXPECT_EQ(layout.text(),
+            "bucket 0: 640 in 2 of 320: b.weight@0 b.bias@512\n"
+            "bucket 1: 256 in 2 of 128: a.weight@0 a.bias@128\n");
+}
+
 TEST(Layout, AnEmptyParameterHasASlot) {
   const auto layout = make_layout({{"none", {0, 4}}, {"scalar", {}}}, {0, 1}, 2, {10, 10});
   EXPECT_EQ(layout.text(), "bucket 0: 128 in 2 of 64: none@0 scalar@0\n");

@@ -2,7 +2,6 @@
 #include "yoke/parallel/data_parallel.h"
 
 #include <ATen/Functions.h>
-#include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/jit/runtime/graph_executor.h>
@@ -11,37 +10,12 @@
 #include <numeric>
 
 #include "yoke/base/error.h"
+#include "yoke/parallel/autocast.h"
 #include "yoke/parallel/gradients.h"
 #include "yoke/parallel/weights.h"
 
 namespace yoke::parallel {
 namespace {
-
-// The thread's autocast, without the cache: it would keep casts of parameters that have changed.
-class Autocast {
- public:
-  Autocast(at::DeviceType device, bool enabled, at::ScalarType dtype)
-      : device_(device),
-        was_enabled_(at::autocast::is_autocast_enabled(device)),
-        was_cached_(at::autocast::is_autocast_cache_enabled()),
-        was_dtype_(at::autocast::get_autocast_dtype(device)) {
-    at::autocast::set_autocast_enabled(device, enabled);
-    at::autocast::set_autocast_dtype(device, dtype);
-    at::autocast::set_autocast_cache_enabled(false);
-  }
-  ~Autocast() {
-    at::autocast::set_autocast_enabled(device_, was_enabled_);
-    at::autocast::set_autocast_dtype(device_, was_dtype_);
-    at::autocast::set_autocast_cache_enabled(was_cached_);
-  }
-  Autocast(const Autocast&) = delete;
-  Autocast& operator=(const Autocast&) = delete;
-
- private:
-  const at::DeviceType device_;
-  const bool was_enabled_, was_cached_;
-  const at::ScalarType was_dtype_;
-};
 
 at::ScalarType compute_type(Precision precision, at::ScalarType own) {
   return precision == Precision::Bf16   ? at::kBFloat16
@@ -125,6 +99,8 @@ struct DataParallel::Impl {
     compare_models(part, comm, device);
     const at::NoGradGuard no_grad;
     for (const auto& parameter : part.frozen) comm.broadcast(parameter.tensor(), 0).wait();
+    for (const auto& parameter : part.trainable)
+      for (const auto& leaf : parameter.leaves) leaf.mutable_grad().reset();
     std::ranges::move(part.trainable, std::back_inserter(model.trainable));
     std::ranges::move(part.frozen, std::back_inserter(model.frozen));
   }
@@ -173,6 +149,11 @@ struct DataParallel::Impl {
     comm.broadcast(order, 0).wait();
     const at::Tensor agreed = order.cpu();
     const auto* first = agreed.const_data_ptr<int64_t>();
+    // What has been written into the parameters since then counts.
+    for (size_t p = 0; p < values.size(); ++p) {
+      const at::Tensor now = model.trainable[p].tensor().detach();
+      if (!at::equal(values[p].to(now.scalar_type()), now)) values[p] = now.to(own_type);
+    }
     build(std::vector<int>(first, first + agreed.numel()));
     values.clear();
   }
@@ -203,7 +184,7 @@ struct DataParallel::Impl {
       gradients->end();
     }
     counted += count;
-    ready = ready || reduce;
+    ready = reduce;
   }
 
   Model model;
@@ -262,7 +243,12 @@ void DataParallel::accumulate(const at::Tensor& loss_sum, double count) {
 void DataParallel::gathered(const std::function<void()>& fn) {
   impl_->weights->check();
   impl_->weights->gather_all();
-  fn();
+  try {
+    fn();
+  } catch (...) {
+    impl_->weights->release_all();
+    throw;
+  }
   impl_->weights->release_all();
 }
 

@@ -9,8 +9,10 @@
 //     optimizer.step();
 //   }
 //
-// Collective: construction, backward(), gathered(), Optimizer::step(): by every rank, in the same
-// order. Threads: the rank's own; the module is used on the thread that made this.
+// Collective: construction, backward(), accumulate(), gathered(), check_replicas(),
+// Optimizer::step(): by every rank, in the same order. Under ZeRO 3 also forward: all ranks use the
+// same parameters in the same order, each pass like the last; evaluate inside gathered(). Threads:
+// the rank's own; the module is used on the thread that made this.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -92,8 +92,8 @@ void Gradients::hook(int parameter, size_t leaf) {
          "' had its gradient twice in one backward pass: it is used in several recomputed parts, "
          "or in one and outside; keep it out of them");
   absorb(parameter, gradient);
-  if (++state.num_arrived < int(parameters_[size_t(parameter)].leaves.size())) return;
   used_[size_t(parameter)] = true;
+  if (++state.num_arrived < int(parameters_[size_t(parameter)].leaves.size())) return;
   order_.push_back(parameter);
   ++buckets_[state.bucket].num_ready;
   while (reducing_ && next_ < buckets_.size() &&
@@ -104,12 +104,13 @@ void Gradients::hook(int parameter, size_t leaf) {
 void Gradients::absorb(int parameter, at::Tensor& gradient) {
   State& state = states_[size_t(parameter)];
   if (!state.place.defined()) provide(state.bucket);
-  if (gradient.is_alias_of(state.place)) return;  // autograd has added to it
+  const bool sparse = gradient.is_sparse();
+  if (!sparse && gradient.is_alias_of(state.place)) return;  // autograd has added to it
   if (state.bound)
     fail(Kind::Usage, "the gradient of '", parameters_[size_t(parameter)].name,
          "' has left its buffer: it was replaced or cleared (zero_grad) between two passes of one "
          "step; Optimizer::step() clears the gradients");
-  const at::Tensor value = gradient.is_sparse() ? gradient.to_dense() : gradient;
+  const at::Tensor value = sparse ? gradient.to_dense() : gradient;
   if (state.filled)
     state.place.add_(value);
   else
@@ -238,8 +239,9 @@ void Gradients::adopt(const Gradients& other) {
     mine.place.copy_(theirs.place);
     mine.filled = true;
     mine.bound = theirs.bound;
-    if (mine.bound)
-      for (const auto& leaf : parameters_[p].leaves) leaf.mutable_grad() = mine.place;
+    for (const auto& leaf : parameters_[p].leaves)
+      if (leaf.grad().defined() && leaf.grad().is_alias_of(theirs.place))
+        leaf.mutable_grad() = mine.place;
   }
 }
 

@@ -84,7 +84,8 @@ struct Deep : torch::nn::Module {
   std::vector<torch::nn::Linear> layers;
 };
 
-std::vector<at::Tensor> train_deep(bool again, int ranks, int zero) {
+std::vector<at::Tensor> train_deep(bool again, int ranks, int zero,
+                                   Precision precision = Precision::AsIs) {
   std::vector<at::Tensor> weights;
   std::mutex building;
   comm::run_ranks(
@@ -94,7 +95,10 @@ std::vector<at::Tensor> train_deep(bool again, int ranks, int zero) {
         Deep model(again);
         lock.unlock();
         DataParallel dp(model, comm,
-                        {.zero = zero, .bucket_bytes = 1200, .first_bucket_bytes = 1200});
+                        {.zero = zero,
+                         .precision = precision,
+                         .bucket_bytes = 1200,
+                         .first_bucket_bytes = 1200});
         AdamW optimizer(dp, {{.lr = 0.01}});
         for (int step = 0; step < 3; ++step) {
           const int64_t part = 12 / comm.size(), first = comm.rank() * part;
@@ -114,10 +118,12 @@ std::vector<at::Tensor> train_deep(bool again, int ranks, int zero) {
 }
 
 TEST(Recompute, GivesTheSameBits) {
-  for (const int zero : {0, 3}) {
-    const auto kept = train_deep(false, 2, zero), again = train_deep(true, 2, zero);
-    for (size_t i = 0; i < kept.size(); ++i) EXPECT_TRUE(at::equal(kept[i], again[i])) << zero;
-  }
+  for (const int zero : {0, 3})
+    for (const auto precision : {Precision::AsIs, Precision::Bf16}) {
+      const auto kept = train_deep(false, 2, zero, precision),
+                 again = train_deep(true, 2, zero, precision);
+      for (size_t i = 0; i < kept.size(); ++i) EXPECT_TRUE(at::equal(kept[i], again[i])) << zero;
+    }
 }
 
 TEST(Recompute, DropsWhatOneRankWouldDrop) {

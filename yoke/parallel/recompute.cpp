@@ -8,6 +8,7 @@
 #include <torch/custom_class.h>
 
 #include "yoke/base/error.h"
+#include "yoke/parallel/autocast.h"
 
 namespace yoke::parallel {
 namespace {
@@ -27,7 +28,10 @@ struct Recompute : torch::autograd::Function<Recompute> {
                             const at::Tensor& /*anchor*/,
                             const c10::intrusive_ptr<Holder>& holder) {
     const at::AutoGradMode off(false);
+    const at::DeviceType device = input.device().type();
     context->saved_data["fn"] = c10::IValue::make_capsule(holder);
+    context->saved_data["autocast"] = at::autocast::is_autocast_enabled(device);
+    context->saved_data["dtype"] = at::autocast::get_autocast_dtype(device);
     context->save_for_backward({input});
     return holder->fn(input);
   }
@@ -39,7 +43,12 @@ struct Recompute : torch::autograd::Function<Recompute> {
     const at::Tensor input = saved.detach();
     const bool wanted = saved.requires_grad() && at::isFloatingType(saved.scalar_type());
     if (wanted) input.requires_grad_(true);
-    const at::Tensor output = holder->fn(input);
+    at::Tensor output;
+    {
+      const Autocast as_before(input.device().type(), context->saved_data["autocast"].toBool(),
+                               context->saved_data["dtype"].toScalarType());
+      output = holder->fn(input);
+    }
     if (output.requires_grad()) torch::autograd::backward({output}, {gradients[0]});
     return {wanted ? input.grad() : at::Tensor(), at::Tensor(), at::Tensor()};
   }

@@ -5,6 +5,7 @@
 #include <ATen/record_function.h>
 #include <c10/core/Storage.h>
 
+#include <atomic>
 #include <cstring>
 
 #include "yoke/base/error.h"
@@ -19,7 +20,8 @@ at::DataPtr pointer(Touchable* owner, void* memory, at::Device device) {
 }
 
 thread_local int depth = 0;  // operations under way, one inside the other
-thread_local uint64_t num_operations = 0;
+std::atomic<uint64_t> num_threads{0};
+thread_local uint64_t num_operations = ++num_threads << 40;  // a range for each thread
 thread_local bool telling = false;  // an owner's own operations are not observed
 
 void tell(const at::Tensor& tensor, Touch touch) {

@@ -71,7 +71,13 @@ Weights::~Weights() {
       for (at::Tensor leaf : parameters_[size_t(slot.parameter)].leaves)
         if (options_.zero == 3 && owner_of(leaf) == &bucket)
           leaf.set_data(at::empty({0}, leaf.options()));
-    if (options_.zero < 3) settle_memory(bucket.params, bucket.memory);
+    if (options_.zero == 3) continue;
+    try {
+      await(bucket);
+    } catch (const std::exception&) {
+      // The world has failed, and says so to whoever runs it.
+    }
+    settle_memory(bucket.params, bucket.memory);
   }
 }
 
@@ -181,13 +187,20 @@ void Weights::visit(Bucket& bucket, Touch touch) {
   visits_.push_back(bucket.index);
   events_.push_back({Event::What::Visit, bucket.index, touch});
   const auto next = foresee();
-  if (touch.outermost && (options_.reshard_after_forward || in_backward_))
+  if (touch.outermost)
     for (auto& other : buckets_)
-      if (other.used_by != touch.operation && other.index != next.value_or(previous))
+      if (other.used_by != touch.operation && other.index != next.value_or(previous) &&
+          (options_.reshard_after_forward || (in_backward_ && !comes_later(other.index))))
         release(other);
   if (!bucket.memory.defined()) gather(bucket);
   await(bucket);
   if (next && !buckets_[*next].memory.defined()) gather(buckets_[*next]);
+}
+
+bool Weights::comes_later(size_t bucket) const {
+  if (visits_.size() > last_visits_.size()) return true;  // not known
+  return std::find(last_visits_.begin() + int64_t(visits_.size()), last_visits_.end(), bucket) !=
+         last_visits_.end();
 }
 
 std::optional<size_t> Weights::foresee() {
@@ -198,10 +211,8 @@ std::optional<size_t> Weights::foresee() {
   }
   // A new pass without an end to the last one, which had no backward.
   if (now > 0 && !last_visits_.empty() && last_visits_[0] == visits_[now]) {
-    const Event first = events_.back();
-    release_all();
-    visits_ = {first.bucket};
-    events_ = {first};
+    visits_ = {visits_[now]};
+    events_ = {events_.back()};
     return foresee();
   }
   return std::nullopt;
@@ -209,10 +220,14 @@ std::optional<size_t> Weights::foresee() {
 
 void Weights::begin_backward() {
   in_backward_ = true;
-  events_.push_back({Event::What::Backward});
+  note({Event::What::Backward});
 }
 
-void Weights::note_reduce(size_t bucket) { events_.push_back({Event::What::Reduce, bucket}); }
+void Weights::note_reduce(size_t bucket) { note({Event::What::Reduce, bucket}); }
+
+void Weights::note(const Event& event) {
+  if (options_.zero == 3) events_.push_back(event);
+}
 
 void Weights::end_backward() {
   in_backward_ = false;

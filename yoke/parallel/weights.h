@@ -92,7 +92,9 @@ class Weights {
   void gather(Bucket& bucket);
   void await(Bucket& bucket);
   void release(Bucket& bucket);
-  std::optional<size_t> foresee();  // what comes after the visit that has just been noted
+  void note(const Event& event);
+  bool comes_later(size_t bucket) const;  // in this pass, if it goes as the last one
+  std::optional<size_t> foresee();        // what comes after the visit that has just been noted
 
   const std::shared_ptr<const plan::Layout> layout_;
   const std::vector<ModelParameter>& parameters_;

@@ -19,7 +19,7 @@ class Wire {
 };
 
 std::shared_ptr<const Wire> plain_wire();
-// Half the bytes: rounded to bfloat16 before they are sent, summed in float32 by the backend.
+// Half the bytes: rounded to bfloat16 before they are sent; local, shm and mpi sum them in float32.
 std::shared_ptr<const Wire> bf16_wire();
 // Half the bytes and three more bits: rounded to float16 after a scaling, the same on all ranks,
 // that brings the largest gradient of the bucket to where the sum just fits. Waits for the ranks.

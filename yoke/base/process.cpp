@@ -23,9 +23,11 @@ namespace {
 
 struct Pipe {
   std::array<int, 2> ends{-1, -1};
-  Pipe() {
-    if (::pipe2(ends.data(), O_CLOEXEC) != 0)
-      fail(Kind::Io, "cannot make a pipe: ", std::strerror(errno));
+  // A socket instead of a pipe: writing to one that is closed is no signal.
+  explicit Pipe(bool socket = false) {
+    const int status = socket ? ::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data())
+                              : ::pipe2(ends.data(), O_CLOEXEC);
+    if (status != 0) fail(Kind::Io, "cannot make a pipe: ", std::strerror(errno));
   }
   ~Pipe() {
     close_end(0);
@@ -140,13 +142,9 @@ ProcessResult run_process(const std::vector<std::string>& command, const Process
 Conversation::Conversation(const std::vector<std::string>& command,
                            const std::vector<std::string>& environment)
     : name_(command.at(0)) {
-  Pipe out, err;
-  std::array<int, 2> in;  // not a pipe: writing to one that is closed would be a signal
-  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, in.data()) != 0)
-    fail(Kind::Io, "cannot make a socket: ", std::strerror(errno));
-  in_ = in[1];
-  child_ = spawn(command, environment, in[0], out.ends[1], err.ends[1]);
-  ::close(in[0]);
+  Pipe in(/*socket=*/true), out, err;
+  child_ = spawn(command, environment, in.ends[0], out.ends[1], err.ends[1]);
+  in_ = std::exchange(in.ends[1], -1);
   out_ = std::exchange(out.ends[0], -1);
   err_ = std::exchange(err.ends[0], -1);
   ::fcntl(err_, F_SETFL, O_NONBLOCK);

@@ -154,7 +154,7 @@ void bench_data(const DataOptions& options) {
          options.ranks, ", ", options.rounds, " and ", options.steps);
   const SteadyClock clock;
   for (const auto& model : words("--model", options.model, {"gpt", "mlp"})) {
-    const BenchData bench{.model = model, .ranks = options.ranks, .steps = options.steps};
+    const BenchData bench{.model = model, .ranks = options.ranks};
     observe::Progress progress(std::cerr, clock,
                                {.label = "bench",
                                 .total = names.size() * uint64_t(options.rounds + 1),
@@ -167,7 +167,7 @@ void bench_data(const DataOptions& options) {
       trainers.push_back(make_trainer(name, bench));
       const int few = 3;
       const double seconds = trainers.back()->round(few) / few;
-      steps.push_back(bench.steps > 0 ? bench.steps : std::max(3, int(1.0 / seconds)));
+      steps.push_back(options.steps > 0 ? options.steps : std::max(3, int(1.0 / seconds)));
       progress.update(++done, cat(model, " ", name));
     }
     std::vector<std::vector<double>> times(names.size());  // of a step, in ms

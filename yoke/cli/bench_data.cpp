@@ -5,6 +5,10 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/nn.h>
 
+#include <functional>
+#include <mutex>
+#include <optional>
+
 #include "yoke/base/error.h"
 #include "yoke/base/process.h"
 #include "yoke/cli/bench_comm.h"

@@ -2,7 +2,6 @@
 // `yoke bench data`: training steps under data parallelism, next to one rank alone and to PyTorch.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -13,7 +12,6 @@ struct BenchData {
   std::string model =
       "gpt";  // gpt: 3.5 M parameters, 1,024 tokens a rank; mlp: 16 x 1024^2, batch 4
   int ranks = 2;
-  int steps = 0;  // of a round; 0: about a second
 };
 
 // Something that trains the model, a round of steps at a time.

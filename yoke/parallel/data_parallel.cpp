@@ -33,6 +33,7 @@ struct DataParallel::Impl {
     if (options.bucket_bytes <= 0 || options.first_bucket_bytes <= 0)
       fail(Kind::Usage, "buckets want a size above 0, got ", options.bucket_bytes, " and ",
            options.first_bucket_bytes, " bytes");
+    if (!options.wire) fail(Kind::Usage, "wire wants a Wire, such as plain_wire(), got none");
     if (options.precision == Precision::Fp16) scale = options.loss_scale;
   }
 
@@ -265,8 +266,7 @@ plan::Memory DataParallel::memory() const {
     memory.parameters += impl_->options.zero < 3
                              ? impl_->layout->buckets[b].count * owned.element_size()
                              : int64_t(owned.nbytes());
-    if (!masters.is_same(owned) && masters.scalar_type() != owned.scalar_type())
-      memory.optimizer += int64_t(masters.nbytes());
+    if (masters.scalar_type() != owned.scalar_type()) memory.optimizer += int64_t(masters.nbytes());
   }
   memory.gradients = gradients.bytes();
   memory.pool = gradients.pool_bytes() + weights.pool_bytes();

@@ -133,10 +133,8 @@ void Gradients::provide(size_t b) {
   } else {
     if (pool_.empty() && !in_flight_.empty()) take_in(in_flight_.front());
     if (pool_.empty()) {
-      int64_t largest = 0;
-      for (const auto& each : layout_->buckets) largest = std::max(largest, each.count);
-      pool_.push_back(comm_.allocate({largest}, kind));
-      num_allocated_ += largest;
+      pool_.push_back(comm_.allocate({layout_->largest()}, kind));
+      num_allocated_ += layout_->largest();
     }
     bucket.block = std::move(pool_.back());
     pool_.pop_back();

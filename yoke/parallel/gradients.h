@@ -3,7 +3,8 @@
 // them, and reduced over the ranks bucket by bucket, in the same order everywhere, as soon as a
 // bucket and all before it are full. Stages 0 and 1 keep every bucket and reduce once a step;
 // stages 2 and 3 take buckets from a pool, reduce every pass and keep the sum of their shard.
-// Collective: reduce() of every pass, on all ranks. Threads: the rank's, and its backward's.
+// Collective: begin() and end() of every pass, on all ranks. Threads: the rank's, and its
+// backward's.
 #pragma once
 
 #include <functional>
@@ -22,7 +23,7 @@ class Gradients {
     int zero = 0;
     at::ScalarType dtype = at::kFloat;  // of the sums
     at::Device device = at::kCPU;
-    std::shared_ptr<const Wire> wire = nullptr;  // null: as they are
+    std::shared_ptr<const Wire> wire = plain_wire();
   };
 
   Gradients(std::shared_ptr<const plan::Layout> layout,
@@ -52,7 +53,6 @@ class Gradients {
   at::Tensor shard(size_t bucket) const;
   // Forgets the step's gradients.
   void clear();
-  bool reduced() const { return reduced_; }
   int64_t bytes() const, pool_bytes() const;
 
  private:

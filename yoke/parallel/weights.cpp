@@ -108,7 +108,6 @@ void Weights::updated() {
   for (auto bucket = buckets_.rbegin(); bucket != buckets_.rend(); ++bucket) {
     bucket->gathering = comm_.all_gather(bucket->memory, bucket->shard);
     bucket->pending = true;
-    ++num_gathered_;
   }
 }
 
@@ -132,8 +131,7 @@ void Weights::gather(Bucket& bucket) {
   const int64_t count = layout_->buckets[bucket.index].count;
   auto found = std::ranges::find_if(pool_, [&](const auto& b) { return b.numel() >= count; });
   if (found == pool_.end()) {
-    int64_t largest = 0;
-    for (const auto& plan : layout_->buckets) largest = std::max(largest, plan.count);
+    const int64_t largest = layout_->largest();
     found = pool_.insert(
         found, comm_.allocate({largest}, at::device(options_.device).dtype(options_.dtype)));
     num_allocated_ += largest;
@@ -144,7 +142,6 @@ void Weights::gather(Bucket& bucket) {
   move_memory(bucket.params, block.mutable_data_ptr());
   bucket.gathering = comm_.all_gather(block.narrow(0, 0, count), bucket.shard);
   bucket.pending = true;
-  ++num_gathered_;
 }
 
 void Weights::await(Bucket& bucket) {

@@ -64,7 +64,6 @@ class Weights {
 
   // Throws what went wrong in a touch, or Kind::Usage if a leaf is no longer where it was put.
   void check() const;
-  int64_t num_gathered() const { return num_gathered_; }  // buckets, since the start
   int64_t pool_bytes() const;
 
  private:
@@ -109,7 +108,6 @@ class Weights {
   bool adding_ = false;                       // our own touches do not count
   bool in_backward_ = false;
   bool keep_all_ = false;
-  int64_t num_gathered_ = 0;
   std::exception_ptr failure_;
 };
 

@@ -88,6 +88,12 @@ int64_t Layout::num_elements() const {
   return total;
 }
 
+int64_t Layout::largest() const {
+  int64_t count = 0;
+  for (const auto& bucket : buckets) count = std::max(count, bucket.count);
+  return count;
+}
+
 int64_t Layout::num_padded() const {
   int64_t total = 0;
   for (const auto& bucket : buckets) total += bucket.count;
@@ -108,15 +114,13 @@ std::string Layout::text() const {
 
 Memory memory_of(const Layout& layout, int zero, Widths widths) {
   const int64_t full = layout.num_padded(), shard = full / layout.num_shards;
-  int64_t largest = 0;
-  for (const auto& bucket : layout.buckets) largest = std::max(largest, bucket.count);
   Memory memory;
   memory.parameters = (zero < 3 ? full : shard) * widths.parameter;
   memory.gradients = (zero < 2 ? full : shard) * widths.gradient;
   memory.optimizer = (zero < 1 ? full : shard) * widths.optimizer;
   // Two buckets of gradients on their way; and, gathered, the one in use and the next.
-  if (zero >= 2) memory.pool += 2 * largest * widths.gradient;
-  if (zero >= 3) memory.pool += 2 * largest * widths.parameter;
+  if (zero >= 2) memory.pool += 2 * layout.largest() * widths.gradient;
+  if (zero >= 3) memory.pool += 2 * layout.largest() * widths.parameter;
   return memory;
 }
 

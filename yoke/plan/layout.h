@@ -49,6 +49,7 @@ struct Layout {
   int64_t shard_count(const Bucket& bucket) const { return bucket.count / num_shards; }
   std::vector<Piece> pieces(const Bucket& bucket, int shard) const;
   int64_t num_elements() const;  // of all parameters
+  int64_t largest() const;       // of a bucket
   int64_t num_padded() const;    // of all buckets
   std::string text() const;      // one line for each bucket
 };

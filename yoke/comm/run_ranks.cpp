@@ -5,6 +5,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <atomic>
 #include <exception>
 #include <thread>
 
@@ -92,6 +93,7 @@ void detail::run_here(const std::shared_ptr<World>& world,
     throw;
   }
   std::vector<std::exception_ptr> errors(static_cast<size_t>(num_ranks));
+  std::atomic<bool> heard{false};  // that the world has failed, while a rank was still in it
   auto rank_main = [&](int place) {
     const auto me = size_t(place);
     const int rank = first + place;
@@ -110,6 +112,7 @@ void detail::run_here(const std::shared_ptr<World>& world,
       fail_as(*world, rank, errors[me]);
     }
     ends[me] = {};
+    if (world->failed()) heard = true;
     world->leave(rank);
   };
   {
@@ -118,7 +121,8 @@ void detail::run_here(const std::shared_ptr<World>& world,
   }
 
   const auto failure = world->failure();
-  if (!failure) return;
+  // A process whose ranks have all returned hears no more of its world.
+  if (!failure || (!heard && !world->one_process())) return;
   const bool mine = failure->rank >= 0 && world->here(failure->rank);
   if (!mine || !errors[size_t(failure->rank - first)]) throw report(*world, *failure);
   try {

@@ -27,7 +27,7 @@ int main() {
       const auto info = optimizer.step();
       if (comm.rank() == 0 && step % 50 == 0)
         std::cout << "step " << step << "   loss of rank 0 " << loss.item<float>() / double(part)
-                  << "   gradient norm " << info.grad_norm << "\n";
+                  << "   gradient norm " << info.grad_norm() << "\n";
     }
   });
 }

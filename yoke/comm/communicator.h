@@ -112,6 +112,7 @@ class Communicator {
   void abort(const std::string& reason) const { backend_->abort(reason); }
   // What run_ranks calls when a rank has returned: others may still need it for what is in flight.
   void leave() const { backend_->leave(); }
+  Backend& backend() const { return *backend_; }  // for one that stands before it
   // Memory that this backend moves fastest; uninitialised.
   at::Tensor allocate(at::IntArrayRef sizes, const at::TensorOptions& options) const {
     return backend_->allocate(sizes, options);

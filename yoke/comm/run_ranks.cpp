@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "yoke/base/text.h"
+#include "yoke/comm/error_text.h"
 #include "yoke/comm/local/backend.h"
 #include "yoke/comm/local/cuda_lane.h"
 
@@ -45,10 +46,8 @@ void fail_as(World& world, int rank, const std::exception_ptr& error) {
     std::rethrow_exception(error);
   } catch (const Error& e) {
     world.fail(rank, e.kind(), e.what());
-  } catch (const c10::Error& e) {
-    world.fail(rank, Kind::Internal, e.what_without_backtrace());
   } catch (const std::exception& e) {
-    world.fail(rank, Kind::Internal, e.what());
+    world.fail(rank, Kind::Internal, text_of(e));
   } catch (...) {
     world.fail(rank, Kind::Internal, "an exception that is no std::exception");
   }

@@ -2,6 +2,7 @@
 #include "yoke/parallel/batch_norm.h"
 
 #include <ATen/Functions.h>
+#include <ATen/OpMathType.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/custom_class.h>
 
@@ -29,9 +30,10 @@ at::Tensor along(const at::Tensor& values, const at::Tensor& x) {
 
 // Normalises with the mean and variance of all ranks.
 struct Normalise : torch::autograd::Function<Normalise> {
-  static variable_list forward(AutogradContext* context, const at::Tensor& x, double eps,
+  static variable_list forward(AutogradContext* context, const at::Tensor& input, double eps,
                                const c10::intrusive_ptr<Holder>& holder) {
     const auto& comm = holder->comm;
+    const at::Tensor x = input.to(at::toOpMathType(input.scalar_type()));
     // Each rank's mean and sum of squares around it, put together as if seen one after the other:
     // more exact than sums of squares (Chan et al., 1979).
     const double n = double(x.numel() / x.size(1));
@@ -85,9 +87,11 @@ BatchNorm::BatchNorm(const BatchNormOptions& options, const comm::Communicator& 
 }
 
 at::Tensor BatchNorm::forward(const at::Tensor& x) {
-  if (!is_training() || !comm_)
-    return at::batch_norm(x, weight, bias, running_mean, running_var, is_training(),
-                          options_.momentum, options_.eps, false);
+  if (!is_training() || !comm_) {
+    const auto kind = running_mean.scalar_type();  // weights may have fewer bits
+    return at::batch_norm(x, weight.to(kind), bias.to(kind), running_mean, running_var,
+                          is_training(), options_.momentum, options_.eps, false);
+  }
   const auto results = Normalise::apply(x, options_.eps, c10::make_intrusive<Holder>(comm_));
   {
     const at::NoGradGuard no_grad;
@@ -96,7 +100,7 @@ at::Tensor BatchNorm::forward(const at::Tensor& x) {
     running_mean.lerp_(mean.to(kind), options_.momentum);
     running_var.lerp_((var * (count / (count - 1))).to(kind), options_.momentum);
   }
-  return results[0] * along(weight, x) + along(bias, x);
+  return (results[0] * along(weight, x) + along(bias, x)).to(x.scalar_type());
 }
 
 }  // namespace yoke::parallel

@@ -2,16 +2,21 @@
 #include "yoke/parallel/data_parallel.h"
 
 #include <ATen/Functions.h>
+#include <ATen/OpMathType.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/jit/runtime/graph_executor.h>
 
 #include <algorithm>
+#include <array>
+#include <cmath>
 #include <numeric>
 
 #include "yoke/base/error.h"
+#include "yoke/comm/error_text.h"
 #include "yoke/parallel/autocast.h"
 #include "yoke/parallel/gradients.h"
+#include "yoke/parallel/readback.h"
 #include "yoke/parallel/weights.h"
 
 namespace yoke::parallel {
@@ -21,6 +26,38 @@ at::ScalarType compute_type(Precision precision, at::ScalarType own) {
   return precision == Precision::Bf16   ? at::kBFloat16
          : precision == Precision::Fp16 ? at::kHalf
                                         : own;
+}
+
+// Of a gradient. On the CPU in float64, which is far more exact than the float32 that the norm is
+// rounded to: so it is the same however the gradients are cut into shards.
+at::Tensor sum_of_squares(const at::Tensor& tensor) {
+  if (!tensor.is_cpu() || tensor.scalar_type() != at::kFloat) {
+    const auto type = tensor.is_cpu() ? at::kDouble : at::toOpMathType(tensor.scalar_type());
+    return at::linalg_vector_norm(tensor, 2, {}, false, type).to(at::kDouble).square();
+  }
+  // LibTorch would make a float64 copy first.
+  constexpr int64_t kLanes = 16;
+  static_assert(plan::kAlign % kLanes == 0);
+  std::array<double, kLanes> sums{};
+  const auto* values = tensor.const_data_ptr<float>();
+  for (int64_t i = 0; i < tensor.numel(); i += kLanes)
+    for (int64_t lane = 0; lane < kLanes; ++lane) {
+      const double value = values[i + lane];
+      sums[size_t(lane)] += value * value;
+    }
+  return at::full({}, std::accumulate(sums.begin(), sums.end(), 0.0), at::kDouble);
+}
+
+// Of the bits, weighted by where they are.
+at::Tensor checksum(const at::Tensor& flat) {
+  const int width = int(flat.element_size());
+  const at::Tensor bits = flat.view(width == 8 ? at::kLong : width == 4 ? at::kInt : at::kShort);
+  constexpr int64_t kColumns = 1021;
+  const int64_t rows = flat.numel() / kColumns, rest = flat.numel() % kColumns;
+  const at::Tensor columns =
+      bits.narrow(0, 0, rows * kColumns).view({rows, kColumns}).sum(0, false, at::kLong);
+  columns.narrow(0, 0, rest) += bits.narrow(0, rows * kColumns, rest).to(at::kLong);
+  return (columns * at::arange(1, kColumns + 1, columns.options())).sum();
 }
 
 }  // namespace
@@ -34,7 +71,7 @@ struct DataParallel::Impl {
       fail(Kind::Usage, "buckets want a size above 0, got ", options.bucket_bytes, " and ",
            options.first_bucket_bytes, " bytes");
     if (!options.wire) fail(Kind::Usage, "wire wants a Wire, such as plain_wire(), got none");
-    if (options.precision == Precision::Fp16) scale = options.loss_scale;
+    if (options.precision == Precision::Fp16) scale.value = options.loss_scale;
   }
 
   void take(Model given) {
@@ -44,9 +81,9 @@ struct DataParallel::Impl {
     for (const auto& parameter : model.trainable) values.push_back(parameter.tensor().detach());
     std::vector<int> order(model.trainable.size());
     std::iota(order.rbegin(), order.rend(), 0);  // backward comes from the end
-    build(order);
+    build(plan_for(order));
     learning = options.learn_order && options.zero < 2;
-    if (!learning) values.clear();
+    if (!learning || compute_type(options.precision, own_type) == own_type) values.clear();
     start_autocast();
   }
 
@@ -62,9 +99,7 @@ struct DataParallel::Impl {
     for (size_t i = 0; i < factories.size(); ++i) {
       units.push_back(factories[i]());
       Model part = model_of(*units.back());
-      // What an earlier part has is tied to it.
-      std::erase_if(part.trainable,
-                    [](const auto& parameter) { return owner_of(parameter.tensor()) != nullptr; });
+      std::erase_if(part.trainable, [&](const auto& parameter) { return tie(parameter, i); });
       for (auto* list : {&part.trainable, &part.frozen})
         for (auto& parameter : *list) parameter.name = cat(i, ".", parameter.name);
       const size_t first = model.trainable.size(), bucket = factories.size() - 1 - i;
@@ -81,8 +116,22 @@ struct DataParallel::Impl {
     if (model.trainable.empty())
       fail(Kind::Usage, "the parts have no parameter that requires a gradient");
     values.clear();
+    weights->start();
     gradients = make_gradients();
     start_autocast();
+  }
+
+  // True if an earlier part has it: then the leaves become that parameter's too.
+  bool tie(const ModelParameter& given, size_t part) {
+    if (owner_of(given.tensor()) == nullptr) return false;
+    auto known = std::ranges::find_if(model.trainable, [&](const auto& parameter) {
+      return same_memory(parameter.tensor(), given.tensor());
+    });
+    if (known == model.trainable.end())
+      fail(Kind::Usage, "'", part, ".", given.name,
+           "' is a piece of a parameter of an earlier part; tie the whole of it");
+    for (const auto& leaf : given.leaves) add_leaf(*known, leaf);
+    return true;
   }
 
   // Checks what the ranks have, and makes the rest equal.
@@ -127,43 +176,72 @@ struct DataParallel::Impl {
             .zero = options.zero, .dtype = own_type, .device = device, .wire = options.wire});
   }
 
-  void build(const std::vector<int>& order) {
+  plan::Layout plan_for(const std::vector<int>& order) const {
     const int64_t width = int64_t(c10::elementSize(own_type));
-    layout = std::make_shared<const plan::Layout>(plan::make_layout(
+    return plan::make_layout(
         parameters_of(model), order, comm.size(),
-        {.usual = options.bucket_bytes / width, .first = options.first_bucket_bytes / width}));
+        {.usual = options.bucket_bytes / width, .first = options.first_bucket_bytes / width});
+  }
+
+  void build(plan::Layout planned) {
+    layout = std::make_shared<const plan::Layout>(std::move(planned));
     auto fresh_weights = make_weights();
     for (size_t b = 0; b < layout->buckets.size(); ++b) fresh_weights->add(b, values);
+    fresh_weights->start();
     auto fresh_gradients = make_gradients();
     if (gradients) fresh_gradients->adopt(*gradients);
     gradients = std::move(fresh_gradients);
     weights = std::move(fresh_weights);
   }
 
-  // Rank 0's order of the first pass becomes everybody's; what had no gradient comes last.
+  // Rank 0's order of the first pass becomes everybody's; what had no gradient comes last. So do
+  // its values: what has been written into the parameters since they were put into buckets counts.
   void learn() {
     learning = false;
+    const bool kept = !values.empty();  // else the parameters have all bits
+    bool written = false;
+    values.resize(model.trainable.size());
+    for (size_t p = 0; p < values.size(); ++p) {
+      const at::Tensor now = model.trainable[p].tensor().detach();
+      const bool same = kept && at::equal(values[p].to(now.scalar_type()), now);
+      if (!same) values[p] = now.to(own_type);
+      written |= kept && !same;
+    }
     std::vector<int> seen = gradients->order();
     for (int p = 0; p < int(model.trainable.size()); ++p)
       if (std::ranges::find(seen, p) == seen.end()) seen.push_back(p);
+    seen.push_back(written);
     const at::Tensor order = at::tensor(seen, at::kLong).to(device);
     comm.broadcast(order, 0).wait();
     const at::Tensor agreed = order.cpu();
     const auto* first = agreed.const_data_ptr<int64_t>();
-    // What has been written into the parameters since then counts.
-    for (size_t p = 0; p < values.size(); ++p) {
-      const at::Tensor now = model.trainable[p].tensor().detach();
-      if (!at::equal(values[p].to(now.scalar_type()), now)) values[p] = now.to(own_type);
-    }
-    build(std::vector<int>(first, first + agreed.numel()));
+    const auto* last = first + model.trainable.size();
+    auto planned = plan_for(std::vector<int>(first, last));
+    if (*last || !plan::same_buckets(planned, *layout)) build(std::move(planned));
     values.clear();
   }
 
   void pass(const at::Tensor& loss_sum, double count, bool reduce) {
-    if (count < 0 || (loss_sum.defined() && loss_sum.numel() != 1))
+    if (!(count >= 0) || (loss_sum.defined() && loss_sum.numel() != 1))
       fail(Kind::Usage,
            "backward() wants the sum of the losses, one element, and their number; got ",
            loss_sum.defined() ? loss_sum.numel() : 0, " elements and ", count);
+    try {
+      run_pass(loss_sum, reduce);
+    } catch (const std::exception& error) {
+      // The others are in the middle of it, and must not wait for one who may not come back.
+      if (comm.size() > 1) comm.abort(comm::text_of(error));
+      gradients->abandon();
+      weights->abandon();
+      counted = 0;
+      ready = false;
+      throw;
+    }
+    counted += count;
+    ready = reduce;
+  }
+
+  void run_pass(const at::Tensor& loss_sum, bool reduce) {
     weights->check();
     const bool every_pass = options.zero >= 2;
     gradients->begin((reduce || every_pass) && !learning,
@@ -172,7 +250,7 @@ struct DataParallel::Impl {
       weights->begin_backward();
       const Autocast off(device.type(), false, compute_type(options.precision, own_type));
       // Not Tensor::backward(): all of the pass would be inside that operation.
-      torch::autograd::backward({scale == 1 ? loss_sum : loss_sum * scale}, {});
+      torch::autograd::backward({scale.value == 1 ? loss_sum : loss_sum * scale.value}, {});
     } else if (options.zero == 3) {
       weights->follow([this](size_t bucket) { gradients->reduce_up_to(bucket); });
     }
@@ -184,8 +262,10 @@ struct DataParallel::Impl {
       gradients->begin(reduce);
       gradients->end();
     }
-    counted += count;
-    ready = reduce;
+  }
+
+  void ask() {
+    if (const auto asked = std::exchange(verdict, nullptr)) asked();
   }
 
   Model model;
@@ -194,7 +274,8 @@ struct DataParallel::Impl {
   const DataParallelOptions options;
   at::Device device = at::kCPU;
   at::ScalarType own_type = at::kFloat;
-  std::vector<at::Tensor> values;  // before they were put into buckets, until the order is learnt
+  // As they were before they were put into buckets of fewer bits, until the order is learnt.
+  std::vector<at::Tensor> values;
   bool learning = false;
   std::shared_ptr<const plan::Layout> layout;
   std::unique_ptr<Weights> weights;
@@ -203,8 +284,8 @@ struct DataParallel::Impl {
   double counted = 0;  // samples of this rank in this step
   bool ready = false;  // backward() has been called in this step
   int64_t num_steps = 0;
-  double scale = 1;
-  int num_good = 0;  // steps since the scale has changed
+  LossScale scale;
+  std::function<void()> verdict;  // on the last step
 };
 
 DataParallel::DataParallel(torch::nn::Module& module, const comm::Communicator& comm,
@@ -242,6 +323,7 @@ void DataParallel::accumulate(const at::Tensor& loss_sum, double count) {
 }
 
 void DataParallel::gathered(const std::function<void()>& fn) {
+  impl_->ask();
   impl_->weights->check();
   impl_->weights->gather_all();
   try {
@@ -256,7 +338,12 @@ void DataParallel::gathered(const std::function<void()>& fn) {
 const comm::Communicator& DataParallel::comm() const { return impl_->comm; }
 const plan::Layout& DataParallel::layout() const { return *impl_->layout; }
 const DataParallelOptions& DataParallel::options() const { return impl_->options; }
-double DataParallel::loss_scale() const { return impl_->scale; }
+const LossScale& DataParallel::loss_scale() const { return impl_->scale; }
+void DataParallel::set_loss_scale(LossScale scale) {
+  if (!(scale.value > 0) || !std::isfinite(scale.value))
+    fail(Kind::Usage, "a loss scale is a number above 0, got ", scale.value);
+  impl_->scale = scale;
+}
 
 plan::Memory DataParallel::memory() const {
   plan::Memory memory;
@@ -278,24 +365,36 @@ DataParallel::Reduced DataParallel::reduced() {
     fail(Kind::Usage,
          "a step without backward(): accumulate() is for all micro-batches but the "
          "last, which wants backward()");
+  impl_->ask();
   const at::NoGradGuard no_grad;
-  const auto& used = impl_->gradients->used();
-  at::Tensor tail = at::empty({int64_t(used.size()) + 1}, at::kDouble);
-  auto* numbers = tail.mutable_data_ptr<double>();
-  numbers[0] = impl_->counted;
-  std::ranges::copy(used, numbers + 1);
-  tail = tail.to(impl_->device);
-  const auto counting = impl_->comm.all_reduce(tail);
-  impl_->gradients->await();
-  counting.wait();
-  tail = tail.cpu();
-  numbers = tail.mutable_data_ptr<double>();
-  Reduced reduced{.count = numbers[0]};
-  if (reduced.count <= 0)
-    fail(Kind::Usage, "a step over no samples: the counts given to backward() add up to ",
-         reduced.count, " over all ranks");
-  for (size_t p = 0; p < used.size(); ++p) reduced.used.push_back(numbers[p + 1] > 0);
+  const auto& comm = impl_->comm;
   const auto& layout = *impl_->layout;
+  const auto& used = impl_->gradients->used();
+  const bool on_cpu = impl_->device.is_cpu();
+  impl_->gradients->await();
+  Reduced reduced;
+  // One message for what the ranks have to agree on.
+  enum : int64_t { Count, Squares, Trail, Used };
+  at::Tensor tail = at::empty({Used + int64_t(used.size())},
+                              at::TensorOptions(at::kDouble).pinned_memory(!on_cpu));
+  auto* numbers = tail.mutable_data_ptr<double>();
+  const double trail = double(impl_->weights->take_trail());
+  numbers[Count] = impl_->counted;
+  numbers[Squares] = 0;
+  numbers[Trail] = trail;
+  std::ranges::copy(used, numbers + Used);
+  tail = tail.to(impl_->device, /*non_blocking=*/true);
+  for (size_t b = 0; b < layout.buckets.size(); ++b)
+    tail[Squares] += sum_of_squares(impl_->gradients->shard(b));
+  comm.all_reduce(tail).wait();
+  reduced.count = tail[Count];
+  reduced.squares = tail[Squares];
+  reduced.mismatch = tail[Trail] != comm.size() * trail;
+  reduced.used.assign(used.size(), true);
+  if (std::ranges::find(used, false) != used.end()) {  // others may have used what we have not
+    const Readback agreed(tail);
+    for (size_t p = 0; p < used.size(); ++p) reduced.used[p] = agreed[Used + int64_t(p)] > 0;
+  }
   for (size_t b = 0; b < layout.buckets.size(); ++b) {
     Part part{.weights = impl_->weights->masters(b),
               .gradients = impl_->gradients->owned(b),
@@ -310,7 +409,8 @@ DataParallel::Reduced DataParallel::reduced() {
   return reduced;
 }
 
-void DataParallel::stepped(bool updated) {
+void DataParallel::stepped(bool updated, std::function<void()> verdict) {
+  impl_->verdict = std::move(verdict);
   if (updated) impl_->weights->updated();
   impl_->gradients->clear();
   impl_->counted = 0;
@@ -320,37 +420,42 @@ void DataParallel::stepped(bool updated) {
   if (every > 0 && impl_->num_steps % every == 0) check_replicas();
   if (impl_->options.precision != Precision::Fp16) return;
   constexpr int kGrowAfter = 2000;  // as torch.amp.GradScaler
-  if (!updated) impl_->scale /= 2;
-  impl_->num_good = updated ? impl_->num_good + 1 : 0;
-  if (impl_->num_good == kGrowAfter) {
-    impl_->scale *= 2;
-    impl_->num_good = 0;
+  auto& [value, num_good] = impl_->scale;
+  if (!updated) value /= 2;
+  num_good = updated ? num_good + 1 : 0;
+  if (num_good == kGrowAfter) {
+    value *= 2;
+    num_good = 0;
   }
 }
 
 void DataParallel::check_replicas() {
+  impl_->ask();
+  if (impl_->options.zero == 3) return;  // every element is on one rank
   const at::NoGradGuard no_grad;
   const auto& comm = impl_->comm;
   impl_->weights->gather_all();
-  const auto kind = at::device(impl_->device).dtype(at::kLong);
-  std::vector<at::Tensor> sums;  // of the bits, for each parameter
-  const int width = int(c10::elementSize(impl_->weights->full(0).scalar_type()));
-  const at::ScalarType bits = width == 8 ? at::kLong : width == 4 ? at::kInt : at::kShort;
+  std::vector<at::Tensor> sums;
   for (const auto& parameter : impl_->model.trainable)
-    sums.push_back(parameter.tensor().detach().reshape({-1}).view(bits).sum(at::kLong));
-  const at::Tensor mine = at::stack(sums).to(kind);
-  const at::Tensor all = at::empty({comm.size() * mine.numel()}, kind);
+    sums.push_back(checksum(parameter.tensor().detach().reshape({-1})));
+  if (impl_->options.zero == 0)
+    for (size_t b = 0; b < impl_->layout->buckets.size(); ++b)
+      sums.push_back(checksum(impl_->weights->masters(b)));
+  const at::Tensor mine = at::stack(sums);
+  const at::Tensor all = at::empty({comm.size() * mine.numel()}, mine.options());
   comm.all_gather(all, mine).wait();
   impl_->weights->release_all();
   const at::Tensor table = all.view({comm.size(), -1}).cpu();
   for (int64_t p = 0; p < mine.numel(); ++p) {
     const at::Tensor column = table.select(1, p);
     const int64_t usual = std::get<0>(column.mode(0)).item<int64_t>();
+    const bool master = p >= int64_t(impl_->model.trainable.size());
     for (int r = 0; r < comm.size(); ++r)
       if (column[r].item<int64_t>() != usual)
-        fail(Kind::Internal, "the replicas have diverged: rank ", r, " has another '",
-             impl_->model.trainable[size_t(p)].name,
-             "' than most; something that differs between ranks (an unsynchronised random number, "
+        fail(Kind::Internal, "the replicas have diverged: rank ", r, " has ",
+             master ? "other master weights"
+                    : cat("another '", impl_->model.trainable[size_t(p)].name, "'"),
+             " than most; something that differs between ranks (an unsynchronised random number, "
              "a write into a parameter) has changed it");
   }
 }

@@ -44,6 +44,12 @@ struct DataParallelOptions {
   double loss_scale = 65536;  // Fp16: the first
 };
 
+// Fp16: what the loss is multiplied with, so that small gradients do not vanish.
+struct LossScale {
+  double value = 1;
+  int num_good = 0;  // steps since it has changed
+};
+
 class DataParallel {
  public:
   DataParallel(torch::nn::Module& module, const comm::Communicator& comm,
@@ -77,7 +83,9 @@ class DataParallel {
   const plan::Layout& layout() const;
   const DataParallelOptions& options() const;
   plan::Memory memory() const;  // bytes of this rank, as allocated; optimizer: the masters alone
-  double loss_scale() const;
+  // To be saved and set with the optimizer's state.
+  const LossScale& loss_scale() const;
+  void set_loss_scale(LossScale scale);
 
   // For optimizers. What this rank steps of each bucket: weights and gradients of equal length, and
   // the parameters in them.
@@ -87,13 +95,18 @@ class DataParallel {
     std::vector<plan::Piece> pieces = {};
   };
   struct Reduced {
-    double count = 0;
-    std::vector<bool> used = {};  // the parameters that had a gradient on some rank
     std::vector<Part> parts = {};
+    std::vector<bool> used = {};  // the parameters that had a gradient on some rank
+    // Of all ranks, on the device: the host need not wait for them. float64, one element.
+    at::Tensor count = {};
+    at::Tensor squares = {};   // the sum over all gradients
+    at::Tensor mismatch = {};  // bool: ranks have communicated other buckets (see above, ZeRO 3)
   };
-  Reduced reduced();  // awaits the reductions
+  Reduced reduced();  // collective
   // The step is over: the weights have been updated, or, where gradients were not finite, not.
-  void stepped(bool updated);
+  // `verdict` throws if something in it was wrong, which a device may yet have to find out; it is
+  // asked before the next step and before anybody looks at the parameters.
+  void stepped(bool updated, std::function<void()> verdict = nullptr);
 
  private:
   struct Impl;

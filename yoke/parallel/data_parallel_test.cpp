@@ -291,7 +291,7 @@ TEST(DataParallel, BuildsAModelShardByShard) {
     at::Tensor weight;
   };
   const at::Tensor x = normal("x", {12, 16}, 1).to(at::kFloat);
-  auto run = [&](bool in_parts, int ranks, Precision precision) {
+  auto run = [&](bool in_parts, int ranks, Precision precision, bool alias = false) {
     std::vector<float> losses;
     on_ranks(ranks, [&](Communicator& comm) {
       std::vector<std::shared_ptr<torch::nn::LinearImpl>> layers;
@@ -305,11 +305,17 @@ TEST(DataParallel, BuildsAModelShardByShard) {
               EXPECT_EQ(layer->weight.storage().data(), nullptr);
             return layers.emplace_back(linear(i));
           });
-        factories.emplace_back([&] { return std::make_shared<Tied>(layers[0]->weight); });
+        at::Tensor head;
+        factories.emplace_back([&] {
+          head = layers[0]->weight;
+          if (alias) head = head.detach().requires_grad_(true);
+          return std::make_shared<Tied>(head);
+        });
         dp = std::make_unique<DataParallel>(factories, comm,
                                             DataParallelOptions{.zero = 3, .precision = precision});
         EXPECT_EQ(dp->units().size(), 6u);
         EXPECT_EQ(dp->layout().buckets.size(), 6u);
+        EXPECT_EQ(dp->layout().parameters.size(), 10u);
       } else {
         for (int i = 0; i < 5; ++i) layers.push_back(whole.register_module(cat("l", i), linear(i)));
         dp = std::make_unique<DataParallel>(whole, comm,
@@ -320,7 +326,9 @@ TEST(DataParallel, BuildsAModelShardByShard) {
       for (int step = 0; step < 4; ++step) {
         at::Tensor h = x.narrow(0, comm.rank() * part, part);
         for (const auto& layer : layers) h = at::tanh(layer->forward(h));
-        const at::Tensor loss = at::linear(h, layers[0]->weight).to(at::kFloat).square().sum();
+        const auto* tied = in_parts ? dynamic_cast<Tied*>(dp->units()[5].get()) : nullptr;
+        const at::Tensor& head = tied ? tied->weight : layers[0]->weight;
+        const at::Tensor loss = at::linear(h, head).to(at::kFloat).square().sum();
         dp->backward(loss, double(part));
         optimizer.step();
         const at::Tensor total = loss.detach().clone();
@@ -332,6 +340,7 @@ TEST(DataParallel, BuildsAModelShardByShard) {
   };
   for (const auto precision : {Precision::AsIs, Precision::Bf16})
     EXPECT_EQ(run(true, 2, precision), run(false, 2, precision));
+  EXPECT_EQ(run(true, 2, Precision::AsIs, /*alias=*/true), run(false, 2, Precision::AsIs));
   const auto one = run(false, 1, Precision::AsIs), three = run(true, 3, Precision::AsIs);
   for (size_t i = 0; i < one.size(); ++i) EXPECT_NEAR(one[i], three[i], 1e-5 * one[i]);
   EXPECT_LT(one.back(), one.front());

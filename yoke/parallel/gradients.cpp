@@ -226,6 +226,24 @@ void Gradients::clear() {
   reduced_ = false;
 }
 
+void Gradients::abandon() {
+  clear();
+  active_ = reducing_ = false;
+  in_flight_.clear();
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    Bucket& bucket = buckets_[b];
+    bucket.work = {};
+    bucket.carry.reset();
+    bucket.fresh.reset();
+    if (keeps_buckets() || !bucket.full.defined()) continue;
+    num_allocated_ -= bucket.block.numel();
+    bucket.block.reset();
+    bucket.full.reset();
+    for (const auto& slot : layout_->buckets[b].slots)
+      states_[size_t(slot.parameter)].place.reset();
+  }
+}
+
 void Gradients::adopt(const Gradients& other) {
   const at::NoGradGuard no_grad;
   used_ = other.used_;

@@ -53,6 +53,8 @@ class Gradients {
   at::Tensor shard(size_t bucket) const;
   // Forgets the step's gradients.
   void clear();
+  // The same in the middle of a pass that has failed.
+  void abandon();
   int64_t bytes() const, pool_bytes() const;
 
  private:

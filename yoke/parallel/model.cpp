@@ -11,19 +11,24 @@
 #include "yoke/base/text.h"
 
 namespace yoke::parallel {
-namespace {
 
 bool same_memory(const at::Tensor& a, const at::Tensor& b) {
   return a.is_same(b) || (a.is_alias_of(b) && a.storage_offset() == b.storage_offset() &&
                           a.sizes() == b.sizes() && a.strides() == b.strides());
 }
 
+void add_leaf(ModelParameter& parameter, const at::Tensor& leaf) {
+  for (const auto& known : parameter.leaves)
+    if (known.is_same(leaf)) return;
+  parameter.leaves.push_back(leaf);
+}
+
+namespace {
+
 void add(std::vector<ModelParameter>& list, const std::string& name, const at::Tensor& tensor) {
   for (auto& known : list)
     if (same_memory(known.tensor(), tensor)) {
-      const bool listed =
-          std::ranges::any_of(known.leaves, [&](const auto& leaf) { return leaf.is_same(tensor); });
-      if (!listed) known.leaves.push_back(tensor);
+      add_leaf(known, tensor);
       return;
     }
   list.push_back({name, {tensor}});

@@ -27,6 +27,9 @@ struct ModelParameter {
   const at::Tensor& tensor() const { return leaves[0]; }
 };
 
+bool same_memory(const at::Tensor& a, const at::Tensor& b);
+void add_leaf(ModelParameter& parameter, const at::Tensor& leaf);  // once
+
 struct Model {
   std::vector<ModelParameter> trainable = {};  // in the order of registration
   std::vector<ModelParameter> frozen = {};     // not trained, and buffers

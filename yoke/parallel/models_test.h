@@ -4,6 +4,8 @@
 
 #include <torch/nn.h>
 
+#include <cstdlib>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -22,6 +24,12 @@ inline at::Tensor normal(const std::string& name, at::IntArrayRef sizes, double 
   return values;
 }
 
+// Where the models of the tests live: YOKE_TEST_DEVICE=cuda, else on the CPU.
+inline at::Device test_device() {
+  const char* name = std::getenv("YOKE_TEST_DEVICE");
+  return name ? at::Device(name) : at::kCPU;
+}
+
 // A model with its loss: the sum over the samples [begin, end) of a step's batch, which every plan
 // cuts as it likes.
 struct TestModel : torch::nn::Module {
@@ -33,14 +41,14 @@ struct TestModel : torch::nn::Module {
     type = dtype;
     for (auto& item : named_parameters()) {
       item.value().copy_(normal(item.key(), item.value().sizes(), 0.2));
-      item.value().set_data(item.value().to(dtype));
+      item.value().set_data(item.value().to(test_device(), dtype));
     }
   }
   at::Tensor input(int64_t step, int64_t begin, int64_t end, std::vector<int64_t> shape) const {
     int64_t each = 1;
     for (const int64_t size : shape) each *= size;
     shape.insert(shape.begin(), end - begin);
-    return normal(cat("input ", step), shape, 1, uint64_t(begin * each)).to(type);
+    return normal(cat("input ", step), shape, 1, uint64_t(begin * each)).to(test_device(), type);
   }
 };
 
@@ -56,9 +64,11 @@ struct Mlp : TestModel {
     for (size_t i = 0; i < layers->size(); ++i) {
       x = layers[i]->as<torch::nn::Linear>()->forward(x);
       if (i + 1 < layers->size()) x = at::tanh(x);
+      if (i == 1 && in_the_middle) in_the_middle(x);
     }
     return (x - y).square().sum();
   }
+  std::function<void(const at::Tensor&)> in_the_middle;  // of forward
   torch::nn::ModuleList layers;
 };
 
@@ -113,6 +123,7 @@ struct Gpt : TestModel {
     for (int64_t i = 0; i < tokens.numel(); ++i)
       tokens.mutable_data_ptr<int64_t>()[i] =
           int64_t(rng.below(uint64_t(begin * (kTime + 1) + i), kVocabulary));
+    tokens = tokens.to(test_device());
     at::Tensor x = embedding(tokens.narrow(1, 0, kTime));
     for (const auto& block : blocks) x = block->forward(x);
     const at::Tensor head = untie ? embedding->weight.detach() : embedding->weight;

@@ -5,33 +5,25 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <numeric>
 
 #include "yoke/base/error.h"
 
 namespace yoke::parallel {
 namespace {
 
-// In float64, which is far more exact than the float32 that the norm is rounded to: so it is the
-// same however the gradients are cut into shards.
-at::Tensor sum_of_squares(const at::Tensor& tensor) {
-  if (!tensor.is_cpu() || tensor.scalar_type() != at::kFloat) {
-    const at::Tensor norm = at::linalg_vector_norm(tensor, 2, {}, false, at::kDouble);
-    return norm * norm;
-  }
-  // LibTorch would make a float64 copy first.
-  constexpr int64_t kLanes = 16;
-  static_assert(plan::kAlign % kLanes == 0);
-  std::array<double, kLanes> sums{};
-  const auto* values = tensor.const_data_ptr<float>();
-  for (int64_t i = 0; i < tensor.numel(); i += kLanes)
-    for (int64_t lane = 0; lane < kLanes; ++lane) {
-      const double value = values[i + lane];
-      sums[size_t(lane)] += value * value;
-    }
-  return at::full({}, std::accumulate(sums.begin(), sums.end(), 0.0), at::kDouble);
+// The parameter among this rank's shards whose gradient is not finite; empty: another rank's.
+std::string culprit_of(const DataParallel::Reduced& reduced, const plan::Layout& layout) {
+  for (const auto& part : reduced.parts)
+    for (const auto& piece : part.pieces)
+      if (!at::isfinite(part.gradients.narrow(0, piece.offset, piece.count)).all().item<bool>())
+        return layout.parameters[size_t(piece.parameter)].name;
+  return "";
+}
+
+void check_beta(const char* name, double beta) {
+  if (!(beta >= 0 && beta < 1))
+    fail(Kind::Usage, name, " is a number from 0 to below 1, got ", beta);
 }
 
 }  // namespace
@@ -47,42 +39,60 @@ Optimizer::Optimizer(DataParallel& dp, OptimizerOptions options,
 StepInfo Optimizer::step() {
   const at::NoGradGuard no_grad;
   const auto reduced = dp_.reduced();
-  at::Tensor squares = at::zeros({}, reduced.parts[0].shard.options().dtype(at::kDouble));
-  for (const auto& part : reduced.parts) squares += sum_of_squares(part.shard);
-  dp_.comm().all_reduce(squares).wait();
-
-  const double divisor = reduced.count * dp_.loss_scale();
-  StepInfo info{.step = step_ + 1, .count = reduced.count, .lr = options_.lr};
-  info.grad_norm = std::sqrt(squares.item<double>()) / divisor;
   const at::ScalarType type = reduced.parts[0].weights.scalar_type();
-  if (type != at::kDouble) info.grad_norm = float(info.grad_norm);
-  if (!std::isfinite(info.grad_norm)) {
-    if (dp_.options().precision != Precision::Fp16 || dp_.loss_scale() <= 1)
-      not_finite(reduced, info.grad_norm);
-    info.skipped = true;
+  const at::Tensor divisor = reduced.count * dp_.loss_scale().value;
+  at::Tensor norm = reduced.squares.sqrt() / divisor;
+  if (type != at::kDouble) norm = norm.to(at::kFloat).to(at::kDouble);
+  const at::Tensor scale =
+      std::isinf(options_.clip) ? divisor : divisor / (options_.clip / (norm + 1e-6)).clamp_max(1);
+
+  StepInfo info{.step = step_ + 1, .lr = options_.lr};
+  info.numbers = Readback(at::stack({norm, reduced.count, reduced.mismatch.to(at::kDouble)}));
+  const bool waits = norm.is_cpu() || dp_.options().precision == Precision::Fp16;
+  info.skipped = waits && info.count() > 0 && info.numbers[2] == 0 &&
+                 !std::isfinite(info.grad_norm()) && dp_.loss_scale().value > 1;
+  if (info.skipped) {
     dp_.stepped(/*updated=*/false);
     return info;
   }
-  const double clipped = std::min(1.0, options_.clip / (info.grad_norm + 1e-6));
-  const double scale = divisor / clipped;
+  auto verdict = [info](const std::string& culprit) {
+    const auto& numbers = info.numbers;
+    if (numbers[2] != 0)
+      fail(Kind::Usage, "in step ", info.step,
+           " the ranks have gathered other parameters, or in another order; under ZeRO 3 every "
+           "rank uses the same ones in each pass: evaluate inside gathered(), and choose another "
+           "stage for a model whose ranks take different branches");
+    if (info.count() <= 0)
+      fail(Kind::Usage, "a step over no samples: the counts given to backward() add up to ",
+           info.count(), " over all ranks");
+    if (!std::isfinite(info.grad_norm()))
+      fail(Kind::Internal, "the gradient norm of step ", info.step, " is ", info.grad_norm(),
+           culprit.empty() ? "" : cat("; the gradient of '", culprit, "' is not finite"),
+           "; the parameters are still those of the step before: lower the learning rate, clip "
+           "the gradient, or look at the data of this step");
+  };
+  Scaling scaling;
+  if (waits) {
+    verdict(std::isfinite(info.grad_norm()) ? "" : culprit_of(reduced, dp_.layout()));
+  } else {
+    const at::Tensor bad = at::isfinite(norm).logical_not_().logical_or_(reduced.mismatch);
+    scaling.found_inf = bad.to(at::kFloat);
+  }
   if (state_.empty())
     for (const auto& name : state_names_)
       for (const auto& part : reduced.parts) state_[name].push_back(at::zeros_like(part.weights));
   if (used_ != reduced.used) plan_batches(reduced);
-  at::Tensor factor;
-  if (type == at::kDouble) {  // the fused updates take a float32
-    if (scale != 1)
-      for (const auto& part : reduced.parts) part.gradients.div_(scale);
-  } else if (scale != 1) {
-    factor = at::full({}, scale, squares.options().dtype(at::kFloat));
-  }
+  if (type == at::kDouble)  // the fused updates take a float32
+    for (const auto& part : reduced.parts) part.gradients.div_(scale);
+  else
+    scaling.divisor = scale.to(at::kFloat);
   for (auto& batch : batches_) {
     at::_foreach_add_(batch.steps, 1);
-    update(batch, factor);
+    update(batch, scaling);
   }
   for (size_t p = 0; p < used_.size(); ++p) num_steps_[p] += used_[p];
   ++step_;
-  dp_.stepped(/*updated=*/true);
+  dp_.stepped(/*updated=*/true, waits ? std::function<void()>() : [verdict] { verdict(""); });
   return info;
 }
 
@@ -125,19 +135,6 @@ void Optimizer::plan_batches(const DataParallel::Reduced& reduced) {
   }
 }
 
-void Optimizer::not_finite(const DataParallel::Reduced& reduced, double norm) const {
-  std::string culprit;  // among this rank's shards
-  for (const auto& part : reduced.parts)
-    for (const auto& piece : part.pieces)
-      if (culprit.empty() &&
-          !at::isfinite(part.gradients.narrow(0, piece.offset, piece.count)).all().item<bool>())
-        culprit = dp_.layout().parameters[size_t(piece.parameter)].name;
-  fail(Kind::Internal, "the gradient norm of step ", step_ + 1, " is ", norm,
-       culprit.empty() ? "" : cat("; the gradient of '", culprit, "' is not finite"),
-       "; the parameters are still those of the step before: lower the learning rate, clip the "
-       "gradient, or look at the data of this step");
-}
-
 int64_t Optimizer::state_bytes() const {
   int64_t bytes = 0;
   for (const auto& [name, tensors] : state_)
@@ -154,41 +151,55 @@ std::optional<at::Tensor> optional(const at::Tensor& tensor) {
 }  // namespace
 
 AdamW::AdamW(DataParallel& dp, AdamWOptions options)
-    : Optimizer(dp, options, {"exp_avg", "exp_avg_sq"}), adam_(std::move(options)) {}
+    : Optimizer(dp, options, {"exp_avg", "exp_avg_sq"}),
+      beta1_(options.beta1),
+      beta2_(options.beta2),
+      eps_(options.eps) {
+  check_beta("beta1", beta1_);
+  check_beta("beta2", beta2_);
+  if (!(eps_ >= 0)) fail(Kind::Usage, "eps is 0 or more, got ", eps_);
+}
 
-void AdamW::update(const Batch& batch, const at::Tensor& scale) {
+void AdamW::update(const Batch& batch, const Scaling& scaling) {
   at::_fused_adamw_(batch.weights, batch.gradients, batch.state[0], batch.state[1], {}, batch.steps,
-                    options_.lr, adam_.beta1, adam_.beta2, batch.weight_decay, adam_.eps,
-                    /*amsgrad=*/false, /*maximize=*/false, optional(scale));
+                    options_.lr, beta1_, beta2_, batch.weight_decay, eps_, /*amsgrad=*/false,
+                    /*maximize=*/false, optional(scaling.divisor), optional(scaling.found_inf));
 }
 
 Sgd::Sgd(DataParallel& dp, SgdOptions options)
     : Optimizer(
           dp, options,
           options.momentum > 0 ? std::vector<std::string>{"momentum"} : std::vector<std::string>{}),
-      sgd_(std::move(options)) {
-  if (sgd_.nesterov && sgd_.momentum <= 0)
-    fail(Kind::Usage, "Nesterov's SGD wants a momentum above 0, got ", sgd_.momentum);
+      momentum_(options.momentum),
+      nesterov_(options.nesterov) {
+  check_beta("momentum", momentum_);
+  if (nesterov_ && momentum_ <= 0)
+    fail(Kind::Usage, "Nesterov's SGD wants a momentum above 0, got ", momentum_);
 }
 
-void Sgd::update(const Batch& batch, const at::Tensor& scale) {
+void Sgd::update(const Batch& batch, const Scaling& scaling) {
   const std::vector<at::Tensor> none;
   at::_fused_sgd_(batch.weights, batch.gradients, batch.state.empty() ? none : batch.state[0],
-                  batch.weight_decay, sgd_.momentum, options_.lr, /*dampening=*/0, sgd_.nesterov,
-                  /*maximize=*/false, /*is_first_step=*/false, optional(scale));
+                  batch.weight_decay, momentum_, options_.lr, /*dampening=*/0, nesterov_,
+                  /*maximize=*/false, /*is_first_step=*/false, optional(scaling.divisor),
+                  optional(scaling.found_inf));
 }
 
 Lion::Lion(DataParallel& dp, LionOptions options)
-    : Optimizer(dp, options, {"exp_avg"}), lion_(std::move(options)) {}
+    : Optimizer(dp, options, {"exp_avg"}), beta1_(options.beta1), beta2_(options.beta2) {
+  check_beta("beta1", beta1_);
+  check_beta("beta2", beta2_);
+}
 
-void Lion::update(const Batch& batch, const at::Tensor& scale) {
+void Lion::update(const Batch& batch, const Scaling& scaling) {
+  if (scaling.found_inf.defined() && scaling.found_inf.item<float>() != 0) return;  // waits
   for (size_t i = 0; i < batch.weights.size(); ++i) {
     const at::Tensor &weight = batch.weights[i], &gradient = batch.gradients[i],
                      &momentum = batch.state[0][i];
-    if (scale.defined()) gradient.div_(scale);
+    if (scaling.divisor.defined()) gradient.div_(scaling.divisor);
     weight.mul_(1 - options_.lr * batch.weight_decay);
-    weight.sub_(at::lerp(gradient, momentum, lion_.beta1).sign_(), options_.lr);
-    momentum.lerp_(gradient, 1 - lion_.beta2);
+    weight.sub_(at::lerp(gradient, momentum, beta1_).sign_(), options_.lr);
+    momentum.lerp_(gradient, 1 - beta2_);
   }
 }
 

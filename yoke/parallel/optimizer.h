@@ -2,7 +2,9 @@
 // Optimizers on the flat memory of a DataParallel: one fused update for each group of parameters,
 // over this rank's shard. step() divides the gradients by the global count, measures their norm
 // (every parameter once), clips, updates, and clears. Parameters that had no gradient on any rank
-// are left as they are. Collective: step(). Threads: the rank's.
+// are left as they are. Gradients that are not finite update nothing and are an error: of this
+// step where the gradients are on the CPU; on a GPU, for which the host does not wait, of the next
+// one. Collective: step(). Threads: the rank's.
 #pragma once
 
 #include <functional>
@@ -12,6 +14,7 @@
 #include <vector>
 
 #include "yoke/parallel/data_parallel.h"
+#include "yoke/parallel/readback.h"
 
 namespace yoke::parallel {
 
@@ -26,11 +29,13 @@ struct OptimizerOptions {
 };
 
 struct StepInfo {
-  int64_t step = 0;      // the first is 1
-  double grad_norm = 0;  // of the mean gradient, before clipping
-  double count = 0;      // samples of all ranks
+  int64_t step = 0;  // the first is 1
   double lr = 0;
   bool skipped = false;  // fp16: the scaled gradients did not fit, and the scale was lowered
+  Readback numbers = {};
+  // These wait for the device.
+  double grad_norm() const { return numbers[0]; }  // of the mean gradient, before clipping
+  double count() const { return numbers[1]; }      // samples of all ranks
 };
 
 class Optimizer {
@@ -56,15 +61,17 @@ class Optimizer {
     std::vector<at::Tensor> weights = {}, gradients = {}, steps = {};
     std::vector<std::vector<at::Tensor>> state = {};  // in the order of the names
   };
-  // Gradients are to be divided by `scale`, a float32 of one element; undefined: they have been.
-  virtual void update(const Batch& batch, const at::Tensor& scale) = 0;
+  struct Scaling {
+    at::Tensor divisor = {};    // of the gradients, a float32 of one element; undefined: none
+    at::Tensor found_inf = {};  // likewise; 1: nothing may change. Undefined: it is 0.
+  };
+  virtual void update(const Batch& batch, const Scaling& scaling) = 0;
 
   DataParallel& dp_;
   OptimizerOptions options_;
 
  private:
   void plan_batches(const DataParallel::Reduced& reduced);
-  [[noreturn]] void not_finite(const DataParallel::Reduced& reduced, double norm) const;
 
   const std::vector<std::string> state_names_;
   State state_;
@@ -83,8 +90,8 @@ class AdamW final : public Optimizer {
   explicit AdamW(DataParallel& dp, AdamWOptions options = {});
 
  private:
-  void update(const Batch& batch, const at::Tensor& scale) override;
-  const AdamWOptions adam_;
+  void update(const Batch& batch, const Scaling& scaling) override;
+  const double beta1_, beta2_, eps_;
 };
 
 struct SgdOptions : OptimizerOptions {
@@ -96,8 +103,9 @@ class Sgd final : public Optimizer {
   explicit Sgd(DataParallel& dp, SgdOptions options = {});
 
  private:
-  void update(const Batch& batch, const at::Tensor& scale) override;
-  const SgdOptions sgd_;
+  void update(const Batch& batch, const Scaling& scaling) override;
+  const double momentum_;
+  const bool nesterov_;
 };
 
 // Chen et al., NeurIPS 2023: the sign of an interpolated momentum.
@@ -109,8 +117,8 @@ class Lion final : public Optimizer {
   explicit Lion(DataParallel& dp, LionOptions options = {});
 
  private:
-  void update(const Batch& batch, const at::Tensor& scale) override;
-  const LionOptions lion_;
+  void update(const Batch& batch, const Scaling& scaling) override;
+  const double beta1_, beta2_;
 };
 
 }  // namespace yoke::parallel

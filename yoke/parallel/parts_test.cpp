@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <mutex>
+#include <set>
 #include <thread>
 
 #include "yoke/comm/run_ranks.h"
@@ -63,7 +64,7 @@ TEST(Shares, FoundOutTheyBringTheSumOfTheSpeeds) {
 }
 
 struct Deep : torch::nn::Module {
-  explicit Deep(bool again) : again(again) {
+  explicit Deep(Checkpointing checkpointing) : checkpointing(checkpointing) {
     for (int i = 0; i < 4; ++i)
       layers.push_back(register_module(cat("layer", i), torch::nn::Linear(16, 16)));
     const at::NoGradGuard no_grad;
@@ -76,15 +77,15 @@ struct Deep : torch::nn::Module {
         const at::Tensor h = at::gelu(layers[i]->forward(input));
         return dropout(h, 0.2, Rng(5, cat("dropout", i), uint64_t(step)), first * 16);
       };
-      x = again ? recompute(part, x) : part(x);
+      x = checkpoint(checkpointing, int64_t(i), part, x);
     }
     return x;
   }
-  bool again;
+  Checkpointing checkpointing;
   std::vector<torch::nn::Linear> layers;
 };
 
-std::vector<at::Tensor> train_deep(bool again, int ranks, int zero,
+std::vector<at::Tensor> train_deep(Checkpointing checkpointing, int ranks, int zero,
                                    Precision precision = Precision::AsIs) {
   std::vector<at::Tensor> weights;
   std::mutex building;
@@ -92,7 +93,7 @@ std::vector<at::Tensor> train_deep(bool again, int ranks, int zero,
       ranks,
       [&](Communicator& comm) {
         std::unique_lock lock(building);
-        Deep model(again);
+        Deep model(checkpointing);
         lock.unlock();
         DataParallel dp(model, comm,
                         {.zero = zero,
@@ -120,14 +121,17 @@ std::vector<at::Tensor> train_deep(bool again, int ranks, int zero,
 TEST(Recompute, GivesTheSameBits) {
   for (const int zero : {0, 3})
     for (const auto precision : {Precision::AsIs, Precision::Bf16}) {
-      const auto kept = train_deep(false, 2, zero, precision),
-                 again = train_deep(true, 2, zero, precision);
-      for (size_t i = 0; i < kept.size(); ++i) EXPECT_TRUE(at::equal(kept[i], again[i])) << zero;
+      const auto kept = train_deep(Checkpointing::None, 2, zero, precision);
+      for (const auto how : {Checkpointing::Selective, Checkpointing::Full}) {
+        const auto again = train_deep(how, 2, zero, precision);
+        for (size_t i = 0; i < kept.size(); ++i) EXPECT_TRUE(at::equal(kept[i], again[i])) << zero;
+      }
     }
 }
 
 TEST(Recompute, DropsWhatOneRankWouldDrop) {
-  const auto one = train_deep(false, 1, 0), three = train_deep(true, 3, 1);
+  const auto one = train_deep(Checkpointing::None, 1, 0),
+             three = train_deep(Checkpointing::Full, 3, 1);
   for (size_t i = 0; i < one.size(); ++i) EXPECT_TRUE(at::allclose(one[i], three[i], 1e-4, 1e-6));
   const at::Tensor dropped = dropout(at::ones({100, 100}), 0.3, Rng(1, "d"));
   EXPECT_NEAR(dropped.mean().item<double>(), 1, 0.03);
@@ -138,14 +142,24 @@ TEST(Recompute, DropsWhatOneRankWouldDrop) {
 }
 
 TEST(Recompute, KeepsLessForBackward) {
-  Deep model(true);
-  const at::Tensor y = model.forward(at::ones({2, 16}).requires_grad_(true), 0, 0);
-  int depth = 0;  // of the graph: one node for each part
-  for (auto node = y.grad_fn(); node && !node->next_edges().empty(); ++depth) {
-    const auto next = node->next_edges()[0].function;
-    node = next;
-  }
-  EXPECT_LE(depth, 5);
+  auto size = [](Checkpointing checkpointing) {  // of the graph, in nodes
+    Deep model(checkpointing);
+    const at::Tensor y = model.forward(at::ones({2, 16}).requires_grad_(true), 0, 0);
+    std::set<torch::autograd::Node*> seen;
+    std::vector<torch::autograd::Node*> next{y.grad_fn().get()};
+    while (!next.empty()) {
+      auto* node = next.back();
+      next.pop_back();
+      if (!node || !seen.insert(node).second) continue;
+      for (const auto& edge : node->next_edges()) next.push_back(edge.function.get());
+    }
+    return seen.size();
+  };
+  EXPECT_LE(size(Checkpointing::Full), 4u * 2 + 1);  // one for each part, and what anchors it
+  EXPECT_LT(size(Checkpointing::Full), size(Checkpointing::Selective));
+  EXPECT_LT(size(Checkpointing::Selective), size(Checkpointing::None));
+  EXPECT_EQ(parse_checkpointing("selective"), Checkpointing::Selective);
+  EXPECT_THROW(parse_checkpointing("some"), Error);
 }
 
 TEST(Recompute, TellsOfAParameterInTwoParts) {
@@ -196,6 +210,27 @@ TEST(BatchNorm, SynchronisedEqualsOneDevice) {
       EXPECT_TRUE(at::allclose(dw, want_dw, 1e-8, 1e-10));
       norm.eval();
       EXPECT_NO_THROW(norm.forward(input));
+    });
+}
+
+// Statistics are made with the bits of float32, whatever the model computes in.
+TEST(BatchNorm, KeepsItsStatisticsInFloat32) {
+  const at::Tensor x = (normal("x", {12, 3, 4, 4}, 0.1) + 20).to(at::kFloat);
+  for (const int ranks : {1, 2})
+    comm::run_ranks(ranks, [&](Communicator& comm) {
+      BatchNorm norm({.features = 3}, comm);
+      DataParallel dp(norm, comm, {.precision = Precision::Bf16});
+      const int64_t part = 12 / comm.size();
+      const at::Tensor mine = x.narrow(0, comm.rank() * part, part).to(at::kBFloat16);
+      const at::Tensor y = norm.forward(mine);
+      EXPECT_EQ(y.scalar_type(), at::kBFloat16);
+      dp.backward(y.to(at::kFloat).square().sum(), double(part));
+      EXPECT_EQ(norm.running_var.scalar_type(), at::kFloat);
+      const at::Tensor exact = x.to(at::kBFloat16).to(at::kDouble);
+      const at::Tensor want = 0.9 + 0.1 * exact.transpose(0, 1).flatten(1).var(1);
+      EXPECT_TRUE(at::allclose(norm.running_var.to(at::kDouble), want, 1e-4, 1e-6));
+      norm.eval();
+      EXPECT_NO_THROW(norm.forward(mine));
     });
 }
 

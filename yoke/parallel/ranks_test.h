@@ -1,13 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the tests of data parallelism run ranks: a few steps of a model, and what must fail.
+// How the tests of data parallelism run ranks. As they are: threads on the CPU. The environment
+// puts the same tests elsewhere: YOKE_TEST_DEVICE=cuda onto a GPU that all ranks share,
+// YOKE_TEST_BACKEND=nccl over NCCL, YOKE_TEST_SIZES=2,4 with other numbers of ranks; and started by
+// a launcher as several processes, they form one world for each on_ranks() of its size.
 #pragma once
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <cstdlib>
 #include <string>
 #include <vector>
 
-#include "yoke/comm/run_ranks.h"
+#include "yoke/base/text.h"
+#include "yoke/comm/nccl/backend.h"
+#include "yoke/comm/run_world.h"
+#include "yoke/comm/shm/backend.h"
 #include "yoke/parallel/models_test.h"
 #include "yoke/parallel/optimizer.h"
 
@@ -19,9 +28,43 @@ inline bool has(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
+inline std::string setting(const char* name) {
+  const char* value = std::getenv(name);
+  return value ? value : "";
+}
+
+inline bool over_nccl() { return setting("YOKE_TEST_BACKEND") == "nccl"; }
+inline const topo::LaunchInfo& test_launch() {
+  static const auto launch = topo::discover(topo::environment_of(environ));
+  return launch;
+}
+
+// The numbers of ranks to be tried.
+inline std::vector<int> sizes() {
+  if (test_launch().world_size > 1) return {test_launch().world_size};
+  if (setting("YOKE_TEST_SIZES").empty()) return {1, 2, 3, 4};
+  std::vector<int> result;
+  for (const auto& size : split(setting("YOKE_TEST_SIZES"), ',')) result.push_back(std::stoi(size));
+  return result;
+}
+inline bool tries(int ranks) {
+  const auto tried = sizes();
+  return std::ranges::find(tried, ranks) != tried.end();
+}
+
 inline void on_ranks(int ranks, const std::function<void(Communicator&)>& fn) {
-  comm::run_ranks(ranks, fn,
-                  {.world = {.timeout = std::chrono::seconds(30)}, .threads_per_rank = 1});
+  comm::RunOptions run{.world = {.timeout = std::chrono::seconds(60)}, .threads_per_rank = 1};
+  const auto launch = test_launch();
+  const bool launched = launch.world_size > 1 && launch.world_size == ranks;
+  if (over_nccl()) run.backend = comm::nccl_backend({.file = setting("YOKE_TEST_NCCL")});
+  if (launched && !over_nccl()) run.backend = comm::shm_backend();
+  if (test_device().is_cuda())
+    run.devices.assign(size_t(launched ? 1 : ranks), {topo::DeviceKind::Cuda, 0});
+  if (!launched) return comm::run_ranks(ranks, fn, run);
+  static int num_worlds = 0;
+  auto named = launch;  // processes that are in the same test meet
+  named.job_id = cat(testing::UnitTest::GetInstance()->current_test_info()->name(), num_worlds++);
+  comm::run_world(named, fn, {.run = run, .ranks = 1, .meet_timeout = std::chrono::seconds(60)});
 }
 
 inline std::string failure_of(int ranks, const std::function<void(Communicator&)>& fn) {

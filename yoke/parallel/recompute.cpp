@@ -7,6 +7,8 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/custom_class.h>
 
+#include <algorithm>
+
 #include "yoke/base/error.h"
 #include "yoke/parallel/autocast.h"
 
@@ -60,6 +62,21 @@ at::Tensor recompute(const Part& fn, const at::Tensor& input) {
   if (!at::GradMode::is_enabled()) return fn(input);
   const at::Tensor anchor = at::empty({0}, input.options().dtype(at::kFloat)).requires_grad_(true);
   return Recompute::apply(input, anchor, c10::make_intrusive<Holder>(fn));
+}
+
+at::Tensor checkpoint(Checkpointing checkpointing, int64_t part, const Part& fn,
+                      const at::Tensor& input) {
+  const bool again = checkpointing == Checkpointing::Full ||
+                     (checkpointing == Checkpointing::Selective && part % 2 == 0);
+  return again ? recompute(fn, input) : fn(input);
+}
+
+Checkpointing parse_checkpointing(std::string_view name) {
+  static const std::vector<std::string> names{"none", "selective", "full"};
+  const auto found = std::ranges::find(names, name);
+  if (found == names.end())
+    fail(Kind::Usage, "there is no checkpointing '", name, "'; there are none, selective and full");
+  return Checkpointing(found - names.begin());
 }
 
 at::Tensor dropout(const at::Tensor& x, double probability, const Rng& rng, int64_t first) {

@@ -7,6 +7,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <functional>
+#include <string_view>
 
 #include "yoke/base/rng.h"
 
@@ -15,8 +16,19 @@ namespace yoke::parallel {
 at::Tensor recompute(const std::function<at::Tensor(const at::Tensor&)>& fn,
                      const at::Tensor& input);
 
+// The same for a model of many equal parts. Selective: every second part, for half of the memory
+// saved at half of the time.
+enum class Checkpointing { None, Selective, Full };
+at::Tensor checkpoint(Checkpointing checkpointing, int64_t part,
+                      const std::function<at::Tensor(const at::Tensor&)>& fn,
+                      const at::Tensor& input);
+// "none", "selective", "full"; else throws Kind::Usage.
+Checkpointing parse_checkpointing(std::string_view name);
+
 // Zeroes each element with the given probability and scales the rest. Element i of x is element
 // `first` + i of the random numbers: ranks that hold parts of a batch drop what one rank would.
+// (torch's own Dropout draws from a generator that all ranks of a process share, in the order in
+// which they come.)
 at::Tensor dropout(const at::Tensor& x, double probability, const Rng& rng, int64_t first = 0);
 
 }  // namespace yoke::parallel

@@ -4,6 +4,9 @@
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <deque>
@@ -61,13 +64,17 @@ at::Tensor Replicas::forward(const at::Tensor& batch) {
   if (batch.dim() == 0 || batch.size(0) == 0)
     fail(Kind::Usage, "Replicas::forward wants a batch of one sample or more");
   const auto counts = divide(batch.size(0), impl_->shares);
+  const c10::impl::VirtualGuardImpl device(batch.device().type());
+  const c10::Stream stream = device.getStream(batch.device());  // on which the batch is made
   std::vector<std::future<at::Tensor>> pieces;
   int64_t begin = 0;
   for (size_t i = 0; i < counts.size(); ++i) {
     if (counts[i] == 0) continue;
     auto& worker = impl_->workers[i];
-    Task task([&worker, &batch, piece = batch.narrow(0, begin, counts[i])] {
+    Task task([&worker, &batch, stream, piece = batch.narrow(0, begin, counts[i])] {
       const at::NoGradGuard no_grad;
+      const c10::StreamGuard on(stream);  // here it is this thread's too
+      const c10::OptionalDeviceGuard guard(worker.replica.device);
       return worker.replica.forward(piece.to(worker.replica.device)).to(batch.device());
     });
     begin += counts[i];

@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "yoke/base/error.h"
+#include "yoke/comm/error_text.h"
 
 namespace yoke::parallel {
 
@@ -62,6 +63,14 @@ void Weights::add(size_t b, const std::vector<at::Tensor>& values) {
   adding_ = false;
 }
 
+// One block is always there, so that an operation that cannot have its parameters finds memory.
+void Weights::start() {
+  if (options_.zero < 3) return;
+  const int64_t largest = layout_->largest();
+  pool_.push_back(comm_.allocate({largest}, at::device(options_.device).dtype(options_.dtype)));
+  num_allocated_ = largest;
+}
+
 Weights::~Weights() {
   observer_.reset();  // nothing is gathered any more
   const at::NoGradGuard no_grad;
@@ -112,6 +121,7 @@ void Weights::updated() {
 }
 
 void Weights::gather_all() {
+  if (!keep_all_) usual_pool_ = pool_.size();
   keep_all_ = true;
   for (auto& bucket : buckets_) {
     if (!bucket.memory.defined()) gather(bucket);
@@ -120,9 +130,13 @@ void Weights::gather_all() {
 }
 
 void Weights::release_all() {
-  keep_all_ = false;
+  const bool shrink = std::exchange(keep_all_, false);
   if (options_.zero < 3) return;
   for (auto& bucket : buckets_) release(bucket);
+  while (shrink && pool_.size() > usual_pool_) {
+    num_allocated_ -= pool_.back().numel();
+    pool_.pop_back();
+  }
   visits_.clear();
   events_.clear();
 }
@@ -131,10 +145,12 @@ void Weights::gather(Bucket& bucket) {
   const int64_t count = layout_->buckets[bucket.index].count;
   auto found = std::ranges::find_if(pool_, [&](const auto& b) { return b.numel() >= count; });
   if (found == pool_.end()) {
-    const int64_t largest = layout_->largest();
-    found = pool_.insert(
-        found, comm_.allocate({largest}, at::device(options_.device).dtype(options_.dtype)));
-    num_allocated_ += largest;
+    // Where blocks rotate, any must do for any bucket.
+    const bool rotates = options_.reshard_after_forward && !keep_all_;
+    const int64_t size = rotates ? layout_->largest() : count;
+    found = pool_.insert(found,
+                         comm_.allocate({size}, at::device(options_.device).dtype(options_.dtype)));
+    num_allocated_ += size;
   }
   const at::Tensor block = *found;
   pool_.erase(found);
@@ -161,18 +177,26 @@ void Weights::release(Bucket& bucket) {
 
 void Weights::touched(Bucket& bucket, Touch touch) noexcept {
   if (adding_) return;
+  if (failure_) return lend(bucket);
   try {
     const at::NoGradGuard no_grad;
     visit(bucket, touch);
-  } catch (...) {
-    // The operation goes on and must find memory; check() tells.
-    if (!failure_) failure_ = std::current_exception();
-    if (!bucket.memory.defined()) {
-      bucket.memory = at::empty({layout_->buckets[bucket.index].count},
-                                at::device(options_.device).dtype(options_.dtype));
-      move_memory(bucket.params, bucket.memory.mutable_data_ptr());
-    }
+  } catch (const std::exception& error) {
+    failure_ = std::current_exception();
+    lend(bucket);  // the operation goes on; check() tells
+    if (comm_.size() > 1) comm_.abort(comm::text_of(error));
   }
+}
+
+void Weights::lend(Bucket& bucket) noexcept {
+  if (bucket.memory.defined()) return;
+  const int64_t count = layout_->buckets[bucket.index].count;
+  auto enough = [&](const at::Tensor& block) { return block.defined() && block.numel() >= count; };
+  for (const auto& block : pool_)
+    if (enough(block)) bucket.memory = block;
+  for (const auto& other : buckets_)
+    if (enough(other.memory)) bucket.memory = other.memory;
+  move_memory(bucket.params, bucket.memory.mutable_data_ptr());
 }
 
 void Weights::visit(Bucket& bucket, Touch touch) {
@@ -182,7 +206,7 @@ void Weights::visit(Bucket& bucket, Touch touch) {
   if (again) return await(bucket);
   const size_t previous = visits_.empty() ? bucket.index : visits_.back();
   visits_.push_back(bucket.index);
-  events_.push_back({Event::What::Visit, bucket.index, touch});
+  note({Event::What::Visit, bucket.index, touch});
   const auto next = foresee();
   if (touch.outermost)
     for (auto& other : buckets_)
@@ -223,7 +247,28 @@ void Weights::begin_backward() {
 void Weights::note_reduce(size_t bucket) { note({Event::What::Reduce, bucket}); }
 
 void Weights::note(const Event& event) {
-  if (options_.zero == 3) events_.push_back(event);
+  if (options_.zero < 3) return;
+  events_.push_back(event);
+  trail_ = (trail_ ^ (uint64_t(event.what) << 32 | (event.bucket + 1))) * 0x100000001b3;  // FNV
+}
+
+uint64_t Weights::take_trail() { return std::exchange(trail_, 0) & ((uint64_t{1} << 40) - 1); }
+
+void Weights::abandon() {
+  in_backward_ = false;
+  if (options_.zero < 3) return;
+  failure_ = nullptr;
+  for (auto& bucket : buckets_) {
+    bucket.gathering = {};
+    bucket.pending = false;
+    bucket.memory.reset();
+    move_memory(bucket.params, nullptr);
+  }
+  pool_.clear();
+  visits_.clear();
+  events_.clear();
+  keep_all_ = false;
+  start();
 }
 
 void Weights::end_backward() {

@@ -36,6 +36,8 @@ class Weights {
   // parameter, are rank 0's; where they have more bits than the model computes in, what is owned is
   // also kept with all of them: the masters.
   void add(size_t bucket, const std::vector<at::Tensor>& values);
+  // After the last of them.
+  void start();
   // The leaves keep their values where the rank has them all; under ZeRO 3 they become empty.
   ~Weights();
   Weights(const Weights&) = delete;
@@ -62,8 +64,14 @@ class Weights {
   // `reduce` is called where a bucket's gradients were reduced.
   void follow(const std::function<void(size_t)>& reduce);
 
+  // What this rank has communicated since the last call, in a number that is the same for the same
+  // buckets in the same order; below 2^40.
+  uint64_t take_trail();
+
   // Throws what went wrong in a touch, or Kind::Usage if a leaf is no longer where it was put.
   void check() const;
+  // A pass has failed and is forgotten.
+  void abandon();
   int64_t pool_bytes() const;
 
  private:
@@ -91,6 +99,7 @@ class Weights {
   void gather(Bucket& bucket);
   void await(Bucket& bucket);
   void release(Bucket& bucket);
+  void lend(Bucket& bucket) noexcept;  // any memory at all
   void note(const Event& event);
   bool comes_later(size_t bucket) const;  // in this pass, if it goes as the last one
   std::optional<size_t> foresee();        // what comes after the visit that has just been noted
@@ -108,6 +117,8 @@ class Weights {
   bool adding_ = false;                       // our own touches do not count
   bool in_backward_ = false;
   bool keep_all_ = false;
+  size_t usual_pool_ = 0;  // blocks, before all was gathered
+  uint64_t trail_ = 0;
   std::exception_ptr failure_;
 };
 

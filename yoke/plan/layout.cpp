@@ -63,6 +63,16 @@ Layout make_layout(std::vector<Parameter> parameters, const std::vector<int>& or
   return make_layout(std::move(parameters), buckets, num_shards);
 }
 
+bool same_buckets(const Layout& a, const Layout& b) {
+  auto members = [](const Bucket& bucket) {
+    std::vector<int> result;
+    for (const auto& slot : bucket.slots) result.push_back(slot.parameter);
+    std::ranges::sort(result);
+    return result;
+  };
+  return std::ranges::equal(a.buckets, b.buckets, {}, members, members);
+}
+
 void put_bucket(Layout& layout, size_t bucket, const std::vector<Parameter>& parameters) {
   std::vector<int> members(parameters.size());
   std::iota(members.begin(), members.end(), int(layout.parameters.size()));
@@ -112,7 +122,7 @@ std::string Layout::text() const {
   return text;
 }
 
-Memory memory_of(const Layout& layout, int zero, Widths widths) {
+Memory memory_of(const Layout& layout, int zero, Widths widths, bool reshard) {
   const int64_t full = layout.num_padded(), shard = full / layout.num_shards;
   Memory memory;
   memory.parameters = (zero < 3 ? full : shard) * widths.parameter;
@@ -120,7 +130,7 @@ Memory memory_of(const Layout& layout, int zero, Widths widths) {
   memory.optimizer = (zero < 1 ? full : shard) * widths.optimizer;
   // Two buckets of gradients on their way; and, gathered, the one in use and the next.
   if (zero >= 2) memory.pool += 2 * layout.largest() * widths.gradient;
-  if (zero >= 3) memory.pool += 2 * layout.largest() * widths.parameter;
+  if (zero >= 3) memory.pool += (reshard ? 2 * layout.largest() : full) * widths.parameter;
   return memory;
 }
 

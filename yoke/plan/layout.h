@@ -67,6 +67,9 @@ Layout make_layout(std::vector<Parameter> parameters, const std::vector<int>& or
 Layout make_layout(std::vector<Parameter> parameters, const std::vector<std::vector<int>>& buckets,
                    int num_shards);
 
+// Whether each bucket has the same parameters, in any order.
+bool same_buckets(const Layout& a, const Layout& b);
+
 // For a layout that is made while the model is: one more bucket, of parameters that come after
 // those it has. `layout.buckets` has a place for it.
 void put_bucket(Layout& layout, size_t bucket, const std::vector<Parameter>& parameters);
@@ -84,6 +87,7 @@ struct Widths {
   int64_t gradient = 4;
   int64_t optimizer = 8;  // bytes of state for each parameter, master weights included
 };
-Memory memory_of(const Layout& layout, int zero, Widths widths);
+// `reshard`: stage 3 drops after forward what it gathered.
+Memory memory_of(const Layout& layout, int zero, Widths widths, bool reshard = true);
 
 }  // namespace yoke::plan

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Measures training steps of PyTorch's data parallelism on CPU ranks: DDP, FSDP2, or one process alone.
+"""Measures training steps of PyTorch's data parallelism on CPU ranks: DDP, FSDP2, or one process alone or compiled.
 
 Each rank is a process with so many torch threads, joined by gloo over loopback. A step is forward, backward,
 AdamW (fused) and zero_grad on a batch made once: of gpt 4 x 256 tokens for each rank, of mlp 4 samples. "alone" is
@@ -11,6 +11,9 @@ what it has (for mlp alone, half the time of a step); gradients as views of DDP'
 next layer's weights while one computes. DDP's static_graph and buckets from 1 to 100 MiB instead of 25 made
 no difference beyond the noise, nor did huge pages; DDP keeps its defaults there. FSDP2 is fastest when it keeps the
 weights between forward and backward (--reshard no, as ZeRO 2); by default it does not (ZeRO 3).
+
+On a GPU (--device cuda:0) there are alone and compile; gpt2 computes there in bfloat16 under autocast, with parameters
+in float32, and 16 x 1024 tokens a step.
 
 After some 700 steps mlp has learnt its one batch, and AdamW's averages turn denormal: measure before that.
 
@@ -33,8 +36,9 @@ MAX_STEPS = 10000
 
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peer", choices=("ddp", "fsdp2", "alone"), required=True)
-    parser.add_argument("--model", choices=("gpt", "mlp"), required=True)
+    parser.add_argument("--peer", choices=("ddp", "fsdp2", "alone", "compile"), required=True)
+    parser.add_argument("--model", choices=("gpt", "mlp", "gpt2"), required=True)
+    parser.add_argument("--device", default="cpu", help="cpu, or a GPU such as cuda:0 for alone and compile")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--threads", type=int, default=1, help="of each rank")
     parser.add_argument("--reshard", choices=("yes", "no"), default="yes", help="fsdp2: free weights after forward")
@@ -43,17 +47,20 @@ def parse_arguments():
     arguments = parser.parse_args()
     if arguments.ranks < 1 or arguments.threads < 1:
         parser.error("--ranks and --threads want 1 or more")
-    if arguments.peer == "alone":
+    arguments.together = arguments.peer in ("ddp", "fsdp2")
+    if not arguments.together:
         arguments.ranks = 1
+    elif arguments.device != "cpu":
+        parser.error("ddp and fsdp2 are measured on the CPU")
     return arguments
 
 
 def make_step(torch, models, arguments):
     name, sizes = arguments.model, models.SIZES[arguments.model]
     torch.manual_seed(1)
-    model = models.make_model(name, sizes)
+    model = models.make_model(name, sizes).to(arguments.device)
     torch.manual_seed(100 + arguments.rank)
-    inputs, targets = models.make_data(name, sizes, 4)
+    inputs, targets = (x.to(arguments.device) for x in models.make_data(name, sizes, 16 if name == "gpt2" else 4))
     if arguments.peer == "ddp":
         model = torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
     if arguments.peer == "fsdp2":
@@ -61,10 +68,13 @@ def make_step(torch, models, arguments):
         model._set_unshard_async_op(True)  # so that a gather can overlap with computing
         for layer, following in zip(model.layers, list(model.layers)[1:]):
             layer.set_modules_to_forward_prefetch([following])
+    if arguments.peer == "compile":
+        model = torch.compile(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
     def step():
-        loss = models.loss_of(name, model(inputs), targets)
+        with torch.autocast(arguments.device.split(":")[0], torch.bfloat16, enabled=name == "gpt2"):
+            loss = models.loss_of(name, model(inputs), targets)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -77,11 +87,13 @@ def run_rank(torch, models, arguments, answer):
     step = make_step(torch, models, arguments)
 
     def run(count):
-        if arguments.peer != "alone":
+        if arguments.together:
             torch.distributed.barrier()
         start = time.perf_counter()
         for _ in range(count):
             loss = step()
+        if arguments.device != "cpu":
+            torch.cuda.synchronize()
         seconds = time.perf_counter() - start
         if not math.isfinite(loss.item()):
             raise ArithmeticError(f"the loss is {loss.item()}")
@@ -118,7 +130,7 @@ def main():
         sys.exit("data.py: this python3 has no torch; run it with the one of ./dev setup (.deps/python/bin/python)")
     import data_models as models
     if arguments.rank is not None:
-        models.be_rank(arguments, arguments.threads, arguments.peer != "alone",
+        models.be_rank(arguments, arguments.threads, arguments.together,
                        lambda answer: run_rank(torch, models, arguments, answer))
         return
     try:

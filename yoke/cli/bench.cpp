@@ -130,8 +130,9 @@ void bench_comm(const Options& options) {
 }
 
 struct DataOptions {
-  std::string model = "gpt", zero = "0,1,2,3", peers;
+  std::string model = "gpt", zero = "0,1,2,3", peers, device = "cpu", nccl, trace;
   int ranks = 2, rounds = 7, steps = 0;
+  double peak_tflops = 989;
   bool json = false;
 };
 
@@ -143,18 +144,29 @@ double median(std::vector<double> values) {
 // All in turn, again and again: what disturbs the machine disturbs them alike, and the median of
 // the ratios counts.
 void bench_data(const DataOptions& options) {
-  std::vector<std::string> names{"alone"};
+  std::vector<std::string> names{"alone", "one"};
+  const std::vector<std::string> known_peers{"torch", "compile", "ddp", "fsdp2"};
+  const bool on_gpu = options.device != "cpu";
+  if (on_gpu) names.emplace_back("bf16");
   for (const auto& stage : words("--zero", options.zero, {"0", "1", "2", "3"}))
     names.push_back("zero" + stage);
   if (!options.peers.empty())
-    for (const auto& peer : words("--peers", options.peers, {"torch", "ddp", "fsdp2"}))
-      names.push_back(peer);
+    for (const auto& peer : words("--peers", options.peers, known_peers)) names.push_back(peer);
+  if (on_gpu && (std::ranges::count(names, "ddp") || std::ranges::count(names, "fsdp2")))
+    fail(Kind::Usage,
+         "on one GPU there is no DDP and no FSDP2 to compare with, whose NCCL refuses "
+         "ranks that share one; take torch and compile");
+  if (!options.trace.empty() && options.nccl.empty())
+    fail(Kind::Usage,
+         "--trace tells communication by the names of NCCL's kernels: give --nccl too");
   if (options.ranks < 1 || options.ranks > 64 || options.rounds < 1 || options.steps < 0)
     fail(Kind::Usage, "--ranks wants 1 to 64, --rounds 1 or more, --steps 0 or more; got ",
          options.ranks, ", ", options.rounds, " and ", options.steps);
   const SteadyClock clock;
-  for (const auto& model : words("--model", options.model, {"gpt", "mlp"})) {
-    const BenchData bench{.model = model, .ranks = options.ranks};
+  for (const auto& model : words("--model", options.model, {"gpt", "mlp", "gpt2"})) {
+    const BenchData bench{
+        .model = model, .ranks = options.ranks, .device = options.device, .nccl = options.nccl};
+    const Work work = work_of(model);
     observe::Progress progress(std::cerr, clock,
                                {.label = "bench",
                                 .total = names.size() * uint64_t(options.rounds + 1),
@@ -177,9 +189,10 @@ void bench_data(const DataOptions& options) {
         progress.update(++done, cat(model, " ", names[i]));
       }
     if (!options.json)
-      std::printf("| %-5s | %-6s | %5s | %10s | %15s | %s |\n|%s|\n", "model", "what", "ranks",
-                  "ms a step", "of alone's time", "times as fast, by peer",
-                  "-------|--------|------:|-----------:|----------------:|---");
+      std::printf(
+          "| %-5s | %-7s | %5s | %10s | %15s | %12s | %5s | %s |\n|%s|\n", "model", "what", "ranks",
+          "ms a step", "of alone's time", "tokens/s", "MFU", "times as fast, by peer",
+          "-------|---------|------:|-----------:|----------------:|-------------:|------:|---");
     for (size_t i = 0; i < names.size(); ++i) {
       auto ratio = [&](size_t other) {  // how much longer the other takes
         std::vector<double> ratios;
@@ -187,11 +200,15 @@ void bench_data(const DataOptions& options) {
           ratios.push_back(times[other][r] / times[i][r]);
         return median(ratios);
       };
-      const bool alone = names[i] == "alone" || names[i] == "torch";
-      const bool ours = names[i].starts_with("zero") || names[i] == "alone";
+      const bool ours = std::ranges::find(known_peers, names[i]) == known_peers.end();
+      const bool parallel =
+          names[i].starts_with("zero") || names[i] == "ddp" || names[i] == "fsdp2";
+      const int ranks = parallel ? options.ranks : 1;
+      const double tokens = work.tokens * ranks / median(times[i]) * 1e3;  // a second
+      const double mfu = work.flops / work.tokens * tokens / (options.peak_tflops * 1e12);
       std::vector<std::string> against;
       for (size_t other = 0; ours && other < names.size(); ++other)
-        if (names[other] == "torch" || names[other] == "ddp" || names[other] == "fsdp2") {
+        if (std::ranges::find(known_peers, names[other]) != known_peers.end()) {
           char text[64];
           std::snprintf(text, sizeof text, "%s %.2f", names[other].c_str(), ratio(other));
           against.emplace_back(text);
@@ -199,14 +216,26 @@ void bench_data(const DataOptions& options) {
       if (options.json)
         observe::JsonLines(std::cout).write({{"model", model},
                                              {"what", names[i]},
-                                             {"ranks", alone ? 1 : options.ranks},
+                                             {"ranks", ranks},
                                              {"ms_per_step", median(times[i])},
                                              {"of_alone", 1 / ratio(0)},
+                                             {"tokens_per_s", tokens},
+                                             {"mfu", on_gpu ? mfu : 0},
                                              {"against", join(against, ", ")}});
       else
-        std::printf("| %-5s | %-6s | %5d | %10.2f | %15.3f | %s |\n", model.c_str(),
-                    names[i].c_str(), alone ? 1 : options.ranks, median(times[i]), 1 / ratio(0),
+        std::printf("| %-5s | %-7s | %5d | %10.2f | %15.3f | %12.0f | %5s | %s |\n", model.c_str(),
+                    names[i].c_str(), ranks, median(times[i]), 1 / ratio(0), tokens,
+                    on_gpu && mfu > 0 ? cat(int(100 * mfu + 0.5), " %").c_str() : "",
                     join(against, ", ").c_str());
+    }
+    for (size_t i = 0; i < names.size() && !options.trace.empty(); ++i) {
+      if (!names[i].starts_with("zero")) continue;
+      const std::string file = cat(options.trace, ".", model, ".", names[i], ".json");
+      const auto overlap = trace_overlap(*trainers[i], 5, file);
+      std::printf(
+          "%s %s: NCCL runs %.2f ms a step, %.2f ms of it (%.0f %%) beside computation; %s\n",
+          model.c_str(), names[i].c_str(), overlap.communicated_ms, overlap.hidden_ms,
+          100 * overlap.hidden_ms / std::max(overlap.communicated_ms, 1e-9), file.c_str());
     }
     std::fflush(stdout);
   }
@@ -245,14 +274,24 @@ void add_bench(CLI::App& app) {
   auto* data = verb->add_subcommand("data", "Training steps under data parallelism, by ZeRO stage");
   auto chosen = std::make_shared<DataOptions>();
   data->add_option("--model", chosen->model,
-                   "gpt (3.5 M parameters, 1,024 tokens a rank), mlp (16 layers of 1024 x 1024, "
-                   "batch 4), or both with a comma")
+                   "With commas, of gpt (3.5 M parameters, 1,024 tokens a rank), mlp (16 layers of "
+                   "1024 x 1024, batch 4), gpt2 (124 M in bfloat16, 16,384 tokens a rank)")
       ->capture_default_str();
   data->add_option("--zero", chosen->zero, "ZeRO stages, with commas")->capture_default_str();
   data->add_option("--ranks", chosen->ranks, "Ranks, each a thread with one core")
       ->capture_default_str();
   data->add_option("--peers", chosen->peers,
-                   "With commas, of torch (one process), ddp, fsdp2: PyTorch over gloo");
+                   "With commas, of torch (one process), compile (the same, compiled), ddp, fsdp2: "
+                   "PyTorch, over gloo");
+  data->add_option("--device", chosen->device, "Of all ranks: cpu, or a GPU such as cuda:0")
+      ->capture_default_str();
+  data->add_option("--nccl", chosen->nccl,
+                   "Ranks meet over this file of NCCL, or over LibTorch's (auto); else over local");
+  data->add_option("--trace", chosen->trace,
+                   "Writes traces to FILE.….json, and tells how much communication was hidden")
+      ->type_name("FILE");
+  data->add_option("--peak-tflops", chosen->peak_tflops, "Of the GPU, which MFU is a part of")
+      ->capture_default_str();
   data->add_option("--rounds", chosen->rounds, "How often all of them take turns")
       ->capture_default_str();
   data->add_option("--steps", chosen->steps, "Steps of a round; 0: about a second")

@@ -9,9 +9,12 @@
 namespace yoke::cli {
 
 struct BenchData {
-  std::string model =
-      "gpt";  // gpt: 3.5 M parameters, 1,024 tokens a rank; mlp: 16 x 1024^2, batch 4
+  // gpt: 3.5 M parameters, 1,024 tokens a rank; mlp: 16 x 1024^2, batch 4; gpt2: 124 M parameters
+  // in bfloat16, 16 x 1,024 tokens a rank
+  std::string model = "gpt";
   int ranks = 2;
+  std::string device = "cpu";  // of all ranks: "cpu", "cuda:0"
+  std::string nccl = {};       // "": the local backend; "auto": LibTorch's NCCL; else its file
 };
 
 // Something that trains the model, a round of steps at a time.
@@ -21,8 +24,23 @@ class Trainer {
   virtual double round(int steps) = 0;  // seconds
 };
 
-// "alone": one rank without a wrapper, at the work of one rank; "zero0" to "zero3": ours;
-// "torch", "ddp", "fsdp2": PyTorch, by bench/peers/data.py.
+// What a rank computes in one step.
+struct Work {
+  double tokens = 0;  // or samples
+  double flops = 0;   // 6 for each parameter and token, and attention's; 0: not counted
+};
+Work work_of(const std::string& model);
+
+// "alone": one rank without a wrapper, at the work of one rank; "one": the same under the wrapper;
+// "zero0" to "zero3": ours; "bf16": replicas of a float32 model that computes in bfloat16;
+// "torch", "compile", "ddp", "fsdp2": PyTorch, by bench/peers/data.py.
 std::unique_ptr<Trainer> make_trainer(const std::string& name, const BenchData& bench);
+
+// Of the time in which GPUs communicate, the part in which they also compute; from a trace of a few
+// steps, which is written to the file.
+struct Overlap {
+  double communicated_ms = 0, hidden_ms = 0;  // of a step
+};
+Overlap trace_overlap(Trainer& trainer, int steps, const std::string& file);
 
 }  // namespace yoke::cli

@@ -2,6 +2,7 @@
 // Small models for the tests, with weights and data that do not depend on who makes them.
 #pragma once
 
+#include <ATen/Context.h>
 #include <torch/nn.h>
 
 #include <cstdlib>
@@ -38,6 +39,8 @@ struct TestModel : torch::nn::Module {
 
   void make(at::ScalarType dtype) {
     const at::NoGradGuard no_grad;
+    at::globalContext().setAllowTF32CuDNN(false);
+    at::globalContext().setDeterministicCuDNN(true);
     type = dtype;
     for (auto& item : named_parameters()) {
       item.value().copy_(normal(item.key(), item.value().sizes(), 0.2));

@@ -156,9 +156,6 @@ void bench_data(const DataOptions& options) {
     fail(Kind::Usage,
          "on one GPU there is no DDP and no FSDP2 to compare with, whose NCCL refuses "
          "ranks that share one; take torch and compile");
-  if (!options.trace.empty() && options.nccl.empty())
-    fail(Kind::Usage,
-         "--trace tells communication by the names of NCCL's kernels: give --nccl too");
   if (options.ranks < 1 || options.ranks > 64 || options.rounds < 1 || options.steps < 0)
     fail(Kind::Usage, "--ranks wants 1 to 64, --rounds 1 or more, --steps 0 or more; got ",
          options.ranks, ", ", options.rounds, " and ", options.steps);
@@ -229,13 +226,15 @@ void bench_data(const DataOptions& options) {
                     join(against, ", ").c_str());
     }
     for (size_t i = 0; i < names.size() && !options.trace.empty(); ++i) {
-      if (!names[i].starts_with("zero")) continue;
+      if (std::ranges::find(known_peers, names[i]) != known_peers.end()) continue;
       const std::string file = cat(options.trace, ".", model, ".", names[i], ".json");
       const auto overlap = trace_overlap(*trainers[i], 5, file);
-      std::printf(
-          "%s %s: NCCL runs %.2f ms a step, %.2f ms of it (%.0f %%) beside computation; %s\n",
-          model.c_str(), names[i].c_str(), overlap.communicated_ms, overlap.hidden_ms,
-          100 * overlap.hidden_ms / std::max(overlap.communicated_ms, 1e-9), file.c_str());
+      std::printf("%s %s: traced to %s", model.c_str(), names[i].c_str(), file.c_str());
+      if (overlap.communicated_ms > 0)
+        std::printf("; NCCL runs %.2f ms a step, %.2f ms of it (%.0f %%) beside computation",
+                    overlap.communicated_ms, overlap.hidden_ms,
+                    100 * overlap.hidden_ms / overlap.communicated_ms);
+      std::printf("\n");
     }
     std::fflush(stdout);
   }
@@ -287,8 +286,9 @@ void add_bench(CLI::App& app) {
       ->capture_default_str();
   data->add_option("--nccl", chosen->nccl,
                    "Ranks meet over this file of NCCL, or over LibTorch's (auto); else over local");
-  data->add_option("--trace", chosen->trace,
-                   "Writes traces to FILE.….json, and tells how much communication was hidden")
+  data->add_option(
+          "--trace", chosen->trace,
+          "Writes traces to FILE.….json; over NCCL tells how much communication was hidden")
       ->type_name("FILE");
   data->add_option("--peak-tflops", chosen->peak_tflops, "Of the GPU, which MFU is a part of")
       ->capture_default_str();

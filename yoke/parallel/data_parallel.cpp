@@ -28,13 +28,17 @@ at::ScalarType compute_type(Precision precision, at::ScalarType own) {
                                         : own;
 }
 
-// Of a gradient. On the CPU in float64, which is far more exact than the float32 that the norm is
-// rounded to: so it is the same however the gradients are cut into shards.
+// Of a gradient, far more exact than the float32 that the norm is rounded to: so it is the same
+// however the gradients are cut into shards.
 at::Tensor sum_of_squares(const at::Tensor& tensor) {
-  if (!tensor.is_cpu() || tensor.scalar_type() != at::kFloat) {
-    const auto type = tensor.is_cpu() ? at::kDouble : at::toOpMathType(tensor.scalar_type());
-    return at::linalg_vector_norm(tensor, 2, {}, false, type).to(at::kDouble).square();
+  if (!tensor.is_cpu()) {  // float32 for runs that lie in one shard whole, float64 for the rest
+    const auto type = at::toOpMathType(tensor.scalar_type());
+    const at::Tensor runs =
+        at::linalg_vector_norm(tensor.view({-1, plan::kAlign}), 2, {{1}}, false, type);
+    return runs.to(at::kDouble).square().sum();
   }
+  if (tensor.scalar_type() != at::kFloat)
+    return at::linalg_vector_norm(tensor, 2, {}, false, at::kDouble).square();
   // LibTorch would make a float64 copy first.
   constexpr int64_t kLanes = 16;
   static_assert(plan::kAlign % kLanes == 0);

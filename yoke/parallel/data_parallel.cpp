@@ -30,12 +30,11 @@ at::ScalarType compute_type(Precision precision, at::ScalarType own) {
 
 // Of a gradient, far more exact than the float32 that the norm is rounded to: so it is the same
 // however the gradients are cut into shards.
-at::Tensor sum_of_squares(const at::Tensor& tensor) {
+at::Tensor sum_of_squares(const at::Tensor& tensor, bool exact) {
   if (!tensor.is_cpu()) {  // float32 for runs that lie in one shard whole, float64 for the rest
     const auto type = at::toOpMathType(tensor.scalar_type());
-    const at::Tensor runs =
-        at::linalg_vector_norm(tensor.view({-1, plan::kAlign}), 2, {{1}}, false, type);
-    return runs.to(at::kDouble).square().sum();
+    const at::Tensor runs = tensor.view({exact ? -1 : 1, exact ? plan::kAlign : tensor.numel()});
+    return at::linalg_vector_norm(runs, 2, {{1}}, false, type).to(at::kDouble).square().sum();
   }
   if (tensor.scalar_type() != at::kFloat)
     return at::linalg_vector_norm(tensor, 2, {}, false, at::kDouble).square();
@@ -364,7 +363,7 @@ plan::Memory DataParallel::memory() const {
   return memory;
 }
 
-DataParallel::Reduced DataParallel::reduced() {
+DataParallel::Reduced DataParallel::reduced(bool exact) {
   if (!impl_->ready)
     fail(Kind::Usage,
          "a step without backward(): accumulate() is for all micro-batches but the "
@@ -389,7 +388,7 @@ DataParallel::Reduced DataParallel::reduced() {
   std::ranges::copy(used, numbers + Used);
   tail = tail.to(impl_->device, /*non_blocking=*/true);
   for (size_t b = 0; b < layout.buckets.size(); ++b)
-    tail[Squares] += sum_of_squares(impl_->gradients->shard(b));
+    tail[Squares] += sum_of_squares(impl_->gradients->shard(b), exact);
   comm.all_reduce(tail).wait();
   reduced.count = tail[Count];
   reduced.squares = tail[Squares];

@@ -102,7 +102,9 @@ class DataParallel {
     at::Tensor squares = {};   // the sum over all gradients
     at::Tensor mismatch = {};  // bool: ranks have communicated other buckets (see above, ZeRO 3)
   };
-  Reduced reduced();  // collective
+  // Collective. `exact`: the sum of squares is the same bits however the gradients are sharded,
+  // which takes a GPU longer.
+  Reduced reduced(bool exact = true);
   // The step is over: the weights have been updated, or, where gradients were not finite, not.
   // `verdict` throws if something in it was wrong, which a device may yet have to find out; it is
   // asked before the next step and before anybody looks at the parameters.

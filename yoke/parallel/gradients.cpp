@@ -77,7 +77,9 @@ void Gradients::begin(bool reduce, std::function<void(size_t)> on_reduce) {
 }
 
 void Gradients::end() {
+  const at::NoGradGuard no_grad;
   if (reducing_) reduce_up_to(buckets_.size() - 1);
+  for (size_t b = 0; b < buckets_.size(); ++b) copy_values(b);
   active_ = reducing_ = false;
 }
 
@@ -111,10 +113,16 @@ void Gradients::absorb(int parameter, at::Tensor& gradient) {
          "' has left its buffer: it was replaced or cleared (zero_grad) between two passes of one "
          "step; Optimizer::step() clears the gradients");
   const at::Tensor value = sparse ? gradient.to_dense() : gradient;
-  if (state.filled)
+  Bucket& bucket = buckets_[state.bucket];
+  if (state.filled) {
+    copy_values(state.bucket);
     state.place.add_(value);
-  else
-    state.place.copy_(value);
+  } else if (options_.device.is_cpu()) {
+    state.place.copy_(value);  // while it is in the cache
+  } else {
+    bucket.places.push_back(state.place);  // a kernel for each costs more than its copy
+    bucket.values.push_back(value);
+  }
   state.filled = true;
   if (keeps_buckets() && value.scalar_type() == options_.dtype) {
     gradient = state.place;
@@ -122,6 +130,14 @@ void Gradients::absorb(int parameter, at::Tensor& gradient) {
   } else {
     gradient.reset();
   }
+}
+
+void Gradients::copy_values(size_t b) {
+  Bucket& bucket = buckets_[b];
+  if (bucket.places.empty()) return;
+  at::_foreach_copy_(bucket.places, bucket.values);
+  bucket.places.clear();
+  bucket.values.clear();
 }
 
 void Gradients::provide(size_t b) {
@@ -169,6 +185,7 @@ void Gradients::launch(size_t b) {
   Bucket& bucket = buckets_[b];
   const auto& plan = layout_->buckets[b];
   if (!bucket.full.defined()) provide(b);
+  copy_values(b);
   for (const auto& slot : plan.slots) {
     State& state = states_[size_t(slot.parameter)];
     if (!state.filled) state.place.zero_();
@@ -233,6 +250,8 @@ void Gradients::abandon() {
   for (size_t b = 0; b < buckets_.size(); ++b) {
     Bucket& bucket = buckets_[b];
     bucket.work = {};
+    bucket.places.clear();
+    bucket.values.clear();
     bucket.carry.reset();
     bucket.fresh.reset();
     if (keeps_buckets() || !bucket.full.defined()) continue;

@@ -64,6 +64,7 @@ class Gradients {
     at::Tensor shard = {};  // of full; at stages 2 and 3 memory of its own
     at::Tensor carry = {};  // what an earlier reduction of this step gave, at stages 0 and 1
     at::Tensor fresh = {};  // where a reduction writes that is to be added
+    std::vector<at::Tensor> places = {}, values = {};  // on a GPU: to be copied in one go
     comm::Work work = {};
     int num_ready = 0;
     bool has_sum = false;  // the shard holds that of earlier passes, at stages 2 and 3
@@ -79,8 +80,9 @@ class Gradients {
 
   void hook(int parameter, size_t leaf);
   void absorb(int parameter, at::Tensor& gradient);
-  void provide(size_t bucket);  // memory for a bucket, from the pool
-  void take_in(size_t bucket);  // awaits its reduction and adds it up
+  void copy_values(size_t bucket);  // those that wait for it
+  void provide(size_t bucket);      // memory for a bucket, from the pool
+  void take_in(size_t bucket);      // awaits its reduction and adds it up
   void launch(size_t bucket);
   void clear_gaps(const plan::Bucket& plan, const at::Tensor& tensor) const;
   bool keeps_buckets() const { return options_.zero < 2; }

@@ -38,7 +38,7 @@ Optimizer::Optimizer(DataParallel& dp, OptimizerOptions options,
 
 StepInfo Optimizer::step() {
   const at::NoGradGuard no_grad;
-  const auto reduced = dp_.reduced();
+  const auto reduced = dp_.reduced(/*exact=*/std::isfinite(options_.clip));
   const at::ScalarType type = reduced.parts[0].weights.scalar_type();
   const at::Tensor divisor = reduced.count * dp_.loss_scale().value;
   at::Tensor norm = reduced.squares.sqrt() / divisor;

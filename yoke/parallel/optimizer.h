@@ -25,7 +25,8 @@ struct OptimizerOptions {
   std::function<bool(const plan::Parameter&)> decays = [](const plan::Parameter& parameter) {
     return parameter.shape.size() >= 2;
   };
-  double clip = std::numeric_limits<double>::infinity();  // the largest gradient norm
+  // The largest gradient norm.
+  double clip = std::numeric_limits<double>::infinity();
 };
 
 struct StepInfo {

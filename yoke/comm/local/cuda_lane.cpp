@@ -12,6 +12,8 @@
 
 #include <atomic>
 #include <map>
+#include <optional>
+#include <vector>
 
 #include "yoke/base/error.h"
 #include "yoke/base/mutex.h"
@@ -106,12 +108,59 @@ class CudaEvent {
 
 bool cuda_available() { return c10::cuda::device_count() > 0; }
 
-void cuda_enter(int device) {
+namespace {
+
+// A thread's stream, kept for the next one when the thread ends. Not of LibTorch's pool: that makes
+// 128 of them, and a GPU has 32 queues. Streams that share one wait for each other, and ranks on
+// one GPU then for ever.
+class OwnStream {
+ public:
+  explicit OwnStream(int device) : device_(device) {
+    MutexLock lock(kept().mutex);
+    auto& free = kept().streams[device];
+    if (free.empty()) {
+      cudaStream_t made = nullptr;
+      check(cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking), "cudaStreamCreate");
+      free.push_back(made);
+    }
+    stream_ = free.back();
+    free.pop_back();
+    c10::cuda::setCurrentCUDAStream(
+        c10::cuda::getStreamFromExternal(stream_, c10::DeviceIndex(device)));
+  }
+  ~OwnStream() {
+    MutexLock lock(kept().mutex);
+    kept().streams[device_].push_back(stream_);
+  }
+  OwnStream(const OwnStream&) = delete;
+  OwnStream& operator=(const OwnStream&) = delete;
+
+ private:
+  struct Kept {
+    Mutex mutex;
+    std::map<int, std::vector<cudaStream_t>> streams YOKE_GUARDED_BY(mutex);  // by device
+  };
+  static Kept& kept() {
+    static Kept* streams = new Kept;  // threads may outlive the statics
+    return *streams;
+  }
+  const int device_;
+  cudaStream_t stream_;
+};
+
+}  // namespace
+
+void cuda_use(int device) {
   if (device >= c10::cuda::device_count())
     fail(Kind::Device, "there is no cuda:", device, "; this host has ",
          int(c10::cuda::device_count()), " CUDA devices");
   c10::cuda::set_device(c10::DeviceIndex(device));
-  c10::cuda::setCurrentCUDAStream(c10::cuda::getStreamFromPool(false, c10::DeviceIndex(device)));
+}
+
+void cuda_enter(int device) {
+  cuda_use(device);
+  thread_local std::optional<OwnStream> stream;
+  stream.emplace(device);
 }
 
 std::shared_ptr<CudaEvent> cuda_mark(at::Device device) {

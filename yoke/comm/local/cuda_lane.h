@@ -19,7 +19,9 @@
 namespace yoke::comm {
 
 bool cuda_available();
-// Makes `device` the calling thread's device, with a stream of its own as the current stream.
+// Makes `device` the calling thread's device; and, entered, with a stream of its own as the current
+// stream, until the thread ends.
+void cuda_use(int device);
 void cuda_enter(int device);
 
 class CudaEvent;  // a point on a stream

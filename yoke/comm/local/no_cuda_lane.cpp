@@ -12,6 +12,7 @@ namespace {
 struct CudaLane::Impl {};
 
 bool cuda_available() { return false; }
+void cuda_use(int) { unreachable(); }
 void cuda_enter(int device) {
   fail(Kind::Device, "cuda:", device,
        " was asked for, but this build has no CUDA; build with ./dev build --preset cuda");

@@ -295,7 +295,7 @@ void NcclRank::synchronize(const NcclPending& pending) {
 
 void NcclRank::run(const std::stop_token& stop) {
   try {
-    cuda_enter(device_.index());
+    cuda_use(device_.index());
     std::vector<int> everybody(size_t(world().size()));
     std::iota(everybody.begin(), everybody.end(), 0);
     world_group_.store(&form("world", everybody, rank_), std::memory_order_release);

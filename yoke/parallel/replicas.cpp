@@ -10,7 +10,9 @@
 
 #include <algorithm>
 #include <deque>
-#include <future>
+#include <exception>
+#include <functional>
+#include <latch>
 #include <thread>
 
 #include "yoke/base/error.h"
@@ -20,7 +22,7 @@
 namespace yoke::parallel {
 namespace {
 
-using Task = std::packaged_task<at::Tensor()>;
+using Task = std::function<void()>;
 constexpr size_t kQueued = 64;
 constexpr Duration kForever = std::chrono::hours(1000);  // until it is closed
 
@@ -66,31 +68,35 @@ at::Tensor Replicas::forward(const at::Tensor& batch) {
   const auto counts = divide(batch.size(0), impl_->shares);
   const c10::impl::VirtualGuardImpl device(batch.device().type());
   const c10::Stream stream = device.getStream(batch.device());  // on which the batch is made
-  std::vector<std::future<at::Tensor>> pieces;
+  const auto num_pieces = std::ranges::count_if(counts, [](int64_t n) { return n > 0; });
+  std::vector<at::Tensor> results;  // in order
+  std::vector<std::exception_ptr> errors;
+  results.resize(size_t(num_pieces));
+  errors.resize(size_t(num_pieces));
+  std::latch left(num_pieces);
   int64_t begin = 0;
+  size_t next = 0;
   for (size_t i = 0; i < counts.size(); ++i) {
     if (counts[i] == 0) continue;
     auto& worker = impl_->workers[i];
-    Task task([&worker, &batch, stream, piece = batch.narrow(0, begin, counts[i])] {
-      const at::NoGradGuard no_grad;
-      const c10::StreamGuard on(stream);  // here it is this thread's too
-      const c10::OptionalDeviceGuard guard(worker.replica.device);
-      return worker.replica.forward(piece.to(worker.replica.device)).to(batch.device());
-    });
+    const at::Tensor piece = batch.narrow(0, begin, counts[i]);
     begin += counts[i];
-    pieces.push_back(task.get_future());
+    Task task([&, stream, piece, mine = next++] {
+      try {
+        const at::NoGradGuard no_grad;
+        const c10::StreamGuard on(stream);  // here it is this thread's too
+        const c10::OptionalDeviceGuard guard(worker.replica.device);
+        results[mine] = worker.replica.forward(piece.to(worker.replica.device)).to(batch.device());
+      } catch (...) {
+        errors[mine] = std::current_exception();
+      }
+      left.count_down();
+    });
     YOKE_CHECK(worker.tasks.push(std::move(task), kForever));
   }
-  std::vector<at::Tensor> results;
-  std::exception_ptr first;
-  for (auto& piece : pieces) {  // all of them: they use the caller's batch
-    try {
-      results.push_back(piece.get());
-    } catch (...) {
-      if (!first) first = std::current_exception();
-    }
-  }
-  if (first) std::rethrow_exception(first);
+  left.wait();  // for all of them: they use the caller's batch
+  for (const auto& error : errors)
+    if (error) std::rethrow_exception(error);
   return at::cat(results);
 }
 

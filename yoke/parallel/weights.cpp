@@ -81,12 +81,17 @@ Weights::~Weights() {
         if (options_.zero == 3 && owner_of(leaf) == &bucket)
           leaf.set_data(at::empty({0}, leaf.options()));
     if (options_.zero == 3) continue;
+    // Into ordinary memory: the model may outlive the backend, which would live on with its own.
+    at::Tensor kept = bucket.memory;
     try {
       await(bucket);
+      kept = bucket.memory.clone();
     } catch (const std::exception&) {
       // The world has failed, and says so to whoever runs it.
     }
-    settle_memory(bucket.params, bucket.memory);
+    settle_memory(bucket.params, kept);
+    bucket.memory.reset();
+    bucket.shard.reset();
   }
 }
 

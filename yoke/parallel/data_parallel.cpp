@@ -28,6 +28,9 @@ at::ScalarType compute_type(Precision precision, at::ScalarType own) {
                                         : own;
 }
 
+constexpr int64_t kTail = 3;     // numbers besides the parameters' in what the ranks agree on
+constexpr int64_t kNumbers = 3;  // of a StepInfo
+
 // Of a gradient, far more exact than the float32 that the norm is rounded to: so it is the same
 // however the gradients are cut into shards.
 at::Tensor sum_of_squares(const at::Tensor& tensor, bool exact) {
@@ -87,6 +90,7 @@ struct DataParallel::Impl {
     build(plan_for(order));
     learning = options.learn_order && options.zero < 2;
     if (!learning || compute_type(options.precision, own_type) == own_type) values.clear();
+    warm_up();
     start_autocast();
   }
 
@@ -121,6 +125,7 @@ struct DataParallel::Impl {
     values.clear();
     weights->start();
     gradients = make_gradients();
+    warm_up();
     start_autocast();
   }
 
@@ -156,6 +161,15 @@ struct DataParallel::Impl {
       for (const auto& leaf : parameter.leaves) leaf.mutable_grad().reset();
     std::ranges::move(part.trainable, std::back_inserter(model.trainable));
     std::ranges::move(part.frozen, std::back_inserter(model.frozen));
+  }
+
+  // What a step sends to a GPU and reads from it lies in pinned memory, which is kept once it is
+  // made. To make it waits for the device, where later a peer may be waiting for this rank.
+  void warm_up() const {
+    std::vector<at::Tensor> kept;
+    for (int i = 0; !device.is_cpu() && i < 4; ++i)
+      for (const int64_t count : {kNumbers, kTail + int64_t(model.trainable.size())})
+        kept.push_back(at::empty({count}, at::TensorOptions(at::kDouble).pinned_memory(true)));
   }
 
   void start_autocast() {
@@ -377,7 +391,7 @@ DataParallel::Reduced DataParallel::reduced(bool exact) {
   impl_->gradients->await();
   Reduced reduced;
   // One message for what the ranks have to agree on.
-  enum : int64_t { Count, Squares, Trail, Used };
+  enum : int64_t { Count, Squares, Trail, Used = kTail };
   at::Tensor tail = at::empty({Used + int64_t(used.size())},
                               at::TensorOptions(at::kDouble).pinned_memory(!on_cpu));
   auto* numbers = tail.mutable_data_ptr<double>();

@@ -15,7 +15,7 @@ refused() { # WORDS COMMAND…
 }
 
 refused "--help" "$yoke"
-refused "did you mean demo? There are: demo, bench, doctor" "$yoke" dmo
+refused "did you mean demo? There are: demo, bench, schedule, doctor" "$yoke" dmo
 refused "see yoke demo --help" "$yoke" demo --stepz 5
 refused "--timeout wants" "$yoke" demo --timeout nan
 refused "--seconds wants" "$yoke" bench comm --seconds nan
@@ -31,6 +31,32 @@ refused "'1Q' is not a size" "$yoke" bench comm --sizes 64,1Q
 refused "gloo, openmpi" "$yoke" bench comm --peers mpich
 refused "own, plain" "$yoke" bench comm --memory shared
 refused "local" "$yoke" bench comm --backend carrier-pigeon
+
+refused "did you mean zbv" "$yoke" schedule zbw
+refused "a multiple of 4, got 6" "$yoke" schedule interleaved -p 4 -m 6
+refused "2 x 4 - 1 = 7" "$yoke" schedule zb-h2 -p 4 -m 6
+refused "four numbers" "$yoke" schedule 1f1b --times 1,2
+refused "cannot read" "$yoke" schedule "$scratch/none.csv"
+refused "--chunks is for interleaved" "$yoke" schedule zbv --chunks 3
+
+# A schedule: numbers that are known, a picture, a file that is read back, and one that is wrong.
+"$yoke" schedule 1f1b -p 4 -m 8 --json >"$scratch/1f1b.json"
+python3 - "$scratch/1f1b.json" <<'PYTHON'
+import json, sys
+s = json.load(open(sys.argv[1]))
+assert s["makespan"] == 33 and abs(s["bubble"] - 9 / 33) < 1e-12 and s["peak"] == [4, 3, 2, 1], s
+assert s["deadlock_free"] and s["num_actions"] == 64 == sum(map(len, s["actions"])), s
+PYTHON
+"$yoke" schedule zbv -p 2 -m 4 --svg "$scratch/zbv.svg" --trace "$scratch/zbv.json" --check >"$scratch/out"
+grep -q 'bubble .* (0.0 % where steps may overlap)' "$scratch/out" || fail "zbv has a hole: $(cat "$scratch/out")"
+python3 -c 'import json, sys, xml.dom.minidom as x; x.parse(sys.argv[1]); json.load(open(sys.argv[2]))' \
+  "$scratch/zbv.svg" "$scratch/zbv.json"
+"$yoke" schedule zbv -p 2 -m 4 --csv >"$scratch/zbv.csv"
+"$yoke" schedule "$scratch/zbv.csv" --csv | cmp - "$scratch/zbv.csv"
+sed -i '2s/0F1/0F2/' "$scratch/zbv.csv"
+code=0
+"$yoke" schedule "$scratch/zbv.csv" 2>"$scratch/err" || code=$?
+[[ $code == 2 ]] && grep -q -- '-->0F2' "$scratch/err" || fail "a wrong schedule passed: $(cat "$scratch/err")"
 
 # A port in use.
 python3 - >"$scratch/port" <<'PYTHON' &

@@ -17,6 +17,7 @@
 #include "yoke/cli/doctor.h"
 #include "yoke/cli/environment.h"
 #include "yoke/cli/flight_watch.h"
+#include "yoke/cli/schedule.h"
 #include "yoke/comm/run_processes.h"
 
 namespace {
@@ -57,6 +58,7 @@ int main(int argc, char** argv) {
   app.footer("Every verb has its own --help.");
   yoke::cli::add_demo(app);
   yoke::cli::add_bench(app);
+  yoke::cli::add_schedule(app);
   yoke::cli::add_doctor(app);
   try {
     check_verb(app, argc, argv);

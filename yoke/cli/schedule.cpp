@@ -23,7 +23,7 @@ namespace {
 struct Options {
   std::string name, times = "1,1,1,0", stage_weights, rank_slowness, svg, trace;
   int ranks = 4, micro_batches = 8, chunks = 0;
-  double memory = 0;
+  double memory = 0, kept = 1;
   bool check = false, json = false, text = false, csv = false;
 };
 
@@ -78,6 +78,9 @@ void schedule(const Options& options) {
     fail(Kind::Usage, "--times wants four numbers, F,I,W,COMM, not all 0; got '", options.times,
          "'");
   plan::Costs costs{.times = {times[0], times[1], times[2], times[3]}};
+  if (!(options.kept >= 0 && options.kept <= 1))
+    fail(Kind::Usage, "--kept wants a part from 0 to 1, got ", options.kept);
+  costs.kept_after_i = options.kept;
   if (!options.stage_weights.empty())
     costs.stage_weight = numbers("--stage-weights", options.stage_weights);
   if (!options.rank_slowness.empty())
@@ -165,6 +168,9 @@ void add_schedule(CLI::App& app) {
                    "How long each rank takes, relative to 1, with commas");
   verb->add_option("--memory", options->memory,
                    "Micro-batches that a rank may hold: zb-auto keeps to it, others are checked");
+  verb->add_option("--kept", options->kept,
+                   "The part of a micro-batch's memory that stays between its I and its W")
+      ->capture_default_str();
   verb->add_flag("--check", options->check, "Tell what was checked");
   verb->add_flag("--text", options->text, "Draw it here (the default)");
   verb->add_flag("--csv", options->csv, "Print its actions, a line for each rank");

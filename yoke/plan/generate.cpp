@@ -280,34 +280,66 @@ Schedule by_rule(const ScheduleShape& shape, const Rule& rule) {
   return schedule;
 }
 
-Schedule zb_auto(const std::string&, const ScheduleShape& shape) {
-  const int p = shape.ranks;
-  if (shape.memory < 1)
-    fail(Kind::Usage, "zb-auto wants memory for one micro-batch or more, got ", shape.memory);
-  std::optional<Schedule> best;
-  double least = 0;
-  for (const int warm_up : {p, p + p / 2, 2 * p - 1, 2 * p, 3 * p})
-    for (const double gap : {0.25, 0.5, 0.75, 1.0})
-      for (const bool f_first : {false, true}) {
-        const double memory = std::min(shape.memory, double(warm_up));
-        ScheduleShape bounded = shape;
-        bounded.memory = memory;
-        const auto schedule = by_rule(bounded, {int(memory), gap, f_first});
-        const auto simulation = simulate(schedule, shape.costs);
-        const bool whole = schedule.num_actions() == size_t(3 * p * shape.micro_batches);
-        if (!whole || !simulation) continue;
-        if (!best || simulation->makespan < least) best = schedule, least = simulation->makespan;
+// What a schedule takes: both where steps are kept apart and where they may overlap. Never, if it
+// holds too much or does not come to its end.
+double cost_of(const Schedule& schedule, const ScheduleShape& shape) {
+  const auto simulation = simulate(schedule, shape.costs);
+  if (!simulation || std::ranges::max(simulation->peak) > shape.memory + 1e-9)
+    return std::numeric_limits<double>::infinity();
+  const double work = simulation->makespan * (1 - simulation->bubble);
+  return simulation->makespan + work / (1 - simulation->bubble_span);
+}
+
+// Neighbours that change places where that makes it shorter, again and again.
+void polish(Schedule& schedule, double& least, const ScheduleShape& shape) {
+  constexpr size_t kEffort = 4'000'000;  // actions that are simulated; about half a second
+  size_t effort = 0;
+  for (bool better = true; better;) {
+    better = false;
+    for (auto& row : schedule.rows)
+      for (size_t i = 0; i + 1 < row.size(); ++i) {
+        const Action &a = row[i], &b = row[i + 1];
+        if (a.act == b.act || (a.micro == b.micro)) continue;
+        if ((effort += schedule.num_actions()) > kEffort) return;
+        std::swap(row[i], row[i + 1]);
+        const double cost = cost_of(schedule, shape);
+        if (cost < least - 1e-9)
+          least = cost, better = true;
+        else
+          std::swap(row[i], row[i + 1]);
       }
-  for (const auto* name : {"zb-h1", "1f1b"}) {  // never worse than what is known
-    if (best && name == std::string("1f1b")) break;
-    auto known = make_schedule(name, shape);
-    const auto simulation = simulate(known, shape.costs);
-    if (!simulation || std::ranges::max(simulation->peak) > shape.memory) continue;
-    known.name = "zb-auto";
-    if (!best || simulation->makespan < least) best = known, least = simulation->makespan;
   }
-  if (!best) fail(Kind::Internal, "zb-auto found no schedule for ", p, " ranks");
-  return *best;
+}
+
+Schedule zb_auto(const std::string& name, const ScheduleShape& shape) {
+  const int p = shape.ranks;
+  if (!(shape.memory >= 1))
+    fail(Kind::Usage, "zb-auto wants memory for one micro-batch or more, got ", shape.memory);
+  Schedule best;
+  double least = std::numeric_limits<double>::infinity();
+  auto consider = [&](const Schedule& schedule) {
+    if (schedule.num_actions() != size_t(3 * p * shape.micro_batches)) return;  // it got stuck
+    const double cost = cost_of(schedule, shape);
+    if (cost < least) best = schedule, least = cost;
+  };
+  const bool large = p * shape.micro_batches > 4096;  // fewer rules, for a second's work
+  const std::vector<int> warm_ups =
+      large ? std::vector{p, 2 * p} : std::vector{p, p + p / 2, 2 * p - 1, 2 * p, 3 * p};
+  const std::vector<double> gaps =
+      large ? std::vector{0.5, 1.0} : std::vector{0.25, 0.5, 0.75, 1.0};
+  for (const int warm_up : warm_ups)
+    for (const double gap : gaps)
+      for (const bool f_first : {false, true}) {
+        ScheduleShape bounded = shape;
+        bounded.memory = std::min(shape.memory, double(warm_up));
+        consider(by_rule(bounded, {int(bounded.memory), gap, f_first}));
+      }
+  consider(zero_bubble(name, shape, 1));
+  if (shape.micro_batches >= 2 * p - 1) consider(zero_bubble(name, shape, 2));
+  if (std::isinf(least)) fail(Kind::Internal, "zb-auto found no schedule for ", p, " ranks");
+  polish(best, least, shape);
+  best.name = name;
+  return best;
 }
 
 using Generator = std::function<Schedule(const std::string&, const ScheduleShape&)>;

@@ -187,6 +187,31 @@ TEST(Schedule, TheAutomaticOneUsesItsMemory) {
   EXPECT_THROW(bubble(0.5), Error);
 }
 
+// ZB-1p and ZB-2p of the same paper, where half and more of what a micro-batch holds is free after
+// its I (32 h of 34 h + 5 a s bytes stay, of 1.5 B and 6.2 B parameters).
+TEST(Schedule, TheAutomaticOneIsAsGoodAsThePapers) {
+  struct Row {
+    int p, m;
+    Times times;
+    double kept, one, two;
+  };
+  const Row rows[] = {{8, 24, {18.522, 18.086, 9.337, 0.601}, 0.366, 0.1585, 0.0433},
+                      {8, 32, {18.513, 18.086, 9.331, 0.626}, 0.366, 0.1242, 0.0039},
+                      {8, 64, {18.546, 18.097, 9.321, 0.762}, 0.366, 0.0674, 0.0026},
+                      {8, 24, {29.718, 29.444, 19.927, 0.527}, 0.432, 0.1323, 0.0029}};
+  for (const auto& [p, m, times, kept, one, two] : rows) {
+    const Costs costs{.times = times, .kept_after_i = kept};
+    auto bubble = [&, p = p, m = m](double memory) {
+      const auto schedule = make_schedule(
+          "zb-auto", {.ranks = p, .micro_batches = m, .costs = costs, .memory = memory});
+      check(schedule, {.costs = costs, .memory = memory});
+      return simulate(schedule, costs)->bubble_span;
+    };
+    EXPECT_LE(bubble(p), one + 0.003) << m;
+    EXPECT_LE(bubble(2 * p), two + 0.003) << m;
+  }
+}
+
 TEST(Schedule, PassesAddWhatLiesBetween) {
   const auto zbv = make_schedule("zbv", {.ranks = 2, .micro_batches = 3});
   const auto merged = merge_backward(zbv);

@@ -150,6 +150,10 @@ TEST(Process, ConversesLineByLine) {
   EXPECT_EQ(echo.hear(10s), "<two>");
   EXPECT_EQ(echo.hear(10s), "<three>");
   EXPECT_THROW(echo.hear(10ms), Error);
+  // What it says on stderr does not hold it up, whatever the length; its end is kept.
+  Conversation wordy(
+      {"sh", "-c", "head -c 3000000 /dev/zero >&2; exec 2>&-; sleep 0.1; echo ready"});
+  EXPECT_EQ(wordy.hear(std::chrono::seconds(20)), "ready");
   Conversation brief({"sh", "-c", "echo gone >&2; exit 3"});
   try {
     brief.hear(10s);

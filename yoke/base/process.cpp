@@ -153,7 +153,8 @@ Conversation::Conversation(const std::vector<std::string>& command,
 Conversation::~Conversation() {
   ::kill(-child_, SIGKILL);
   ::waitpid(child_, nullptr, 0);
-  for (const int end : {in_, out_, err_}) ::close(end);
+  for (const int end : {in_, out_, err_})
+    if (end >= 0) ::close(end);
 }
 
 void Conversation::say(const std::string& line) {
@@ -174,18 +175,34 @@ std::string Conversation::hear(Duration timeout) {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - SteadyClock().now());
     if (left.count() <= 0)
       fail(Kind::Timeout, "'", name_, "' did not answer within ",
-           std::chrono::duration_cast<std::chrono::seconds>(timeout).count(), " s");
-    pollfd ready{out_, POLLIN, 0};
-    if (::poll(&ready, 1, int(std::min<int64_t>(left.count(), 1 << 30))) <= 0) continue;
+           std::chrono::duration_cast<std::chrono::seconds>(timeout).count(),
+           " s: ", complaints_.empty() ? "without a word" : complaints_);
+    std::array<pollfd, 2> ready{{{out_, POLLIN, 0}, {err_, POLLIN, 0}}};
+    if (::poll(ready.data(), ready.size(), int(std::min<int64_t>(left.count(), 1 << 30))) <= 0)
+      continue;
+    hear_complaints();
+    if (ready[0].revents == 0) continue;
     const ssize_t got = ::read(out_, buffer.data(), buffer.size());
     if (got > 0) {
       heard_.append(buffer.data(), size_t(got));
     } else if (got == 0 || errno != EINTR) {
-      const ssize_t said = ::read(err_, buffer.data(), buffer.size());
+      hear_complaints();
       fail(Kind::Io, "'", name_,
-           "' has ended: ", said > 0 ? std::string(buffer.data(), size_t(said)) : "without a word");
+           "' has ended: ", complaints_.empty() ? "without a word" : complaints_);
     }
   }
+}
+
+// It must not be held up by what nobody reads.
+void Conversation::hear_complaints() {
+  constexpr size_t kLastWords = 2000;
+  std::array<char, 65536> buffer;
+  ssize_t got = 0;
+  while (err_ >= 0 && (got = ::read(err_, buffer.data(), buffer.size())) > 0) {
+    complaints_.append(buffer.data(), size_t(got));
+    if (complaints_.size() > kLastWords) complaints_.erase(0, complaints_.size() - kLastWords);
+  }
+  if (err_ >= 0 && got == 0) ::close(std::exchange(err_, -1));  // it is closed: no more of it
 }
 
 }  // namespace yoke

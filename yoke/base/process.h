@@ -36,12 +36,14 @@ class Conversation {
   Conversation& operator=(const Conversation&) = delete;
 
   void say(const std::string& line);
-  // The next line. Throws Kind::Io with its last words if it has ended, Kind::Timeout.
+  // The next line. Throws Kind::Io if it has ended, Kind::Timeout; both with its last words.
   std::string hear(Duration timeout);
 
  private:
+  void hear_complaints();
   int child_ = 0, in_ = -1, out_ = -1, err_ = -1;
   std::string heard_, name_;
+  std::string complaints_;  // the end of what it said on stderr
 };
 
 // For those who start processes themselves: the caller's environment with `extra` ("NAME=value") in

@@ -6,7 +6,9 @@
 
 #include <CLI/CLI.hpp>
 #include <fstream>
+#include <functional>
 #include <iostream>
+#include <limits>
 #include <sstream>
 
 #include "yoke/base/error.h"
@@ -23,7 +25,7 @@ namespace {
 struct Options {
   std::string name, times = "1,1,1,0", stage_weights, rank_slowness, svg, trace;
   int ranks = 4, micro_batches = 8, chunks = 0;
-  double memory = 0, kept = 1;
+  double memory = std::numeric_limits<double>::infinity(), kept = 1;
   bool check = false, json = false, text = false, csv = false;
 };
 
@@ -42,7 +44,8 @@ std::vector<double> numbers(const std::string& option, const std::string& text) 
 std::string read_file(const std::string& path) {
   std::ifstream file(path);
   std::ostringstream text;
-  if (!file || !(text << file.rdbuf())) fail(Kind::Usage, "cannot read the schedule ", path);
+  if (!file) fail(Kind::Usage, "cannot read the schedule ", path);
+  text << file.rdbuf();
   return text.str();
 }
 
@@ -63,7 +66,7 @@ plan::Schedule schedule_of(const Options& options, const plan::Costs& costs) {
                             .micro_batches = options.micro_batches,
                             .chunks = options.chunks == 0 ? 2 : options.chunks,
                             .costs = costs};
-  if (options.memory > 0) shape.memory = options.memory;
+  shape.memory = options.memory;
   return plan::make_schedule(options.name, shape);
 }
 
@@ -81,29 +84,25 @@ void schedule(const Options& options) {
   if (!(options.kept >= 0 && options.kept <= 1))
     fail(Kind::Usage, "--kept wants a part from 0 to 1, got ", options.kept);
   costs.kept_after_i = options.kept;
+  if (!(options.memory > 0)) fail(Kind::Usage, "--memory is above 0, got ", options.memory);
   if (!options.stage_weights.empty())
     costs.stage_weight = numbers("--stage-weights", options.stage_weights);
   if (!options.rank_slowness.empty())
     costs.rank_slowness = numbers("--rank-slowness", options.rank_slowness);
   const auto made = schedule_of(options, costs);
-  auto one_each = [](const std::string& option, size_t got, int want, const char* what) {
-    if (got != 0 && int(got) != want)
-      fail(Kind::Usage, option, " wants a number for each of the ", want, " ", what, ", got ", got);
-  };
-  one_each("--stage-weights", costs.stage_weight.size(), made.num_stages(), "stages");
-  one_each("--rank-slowness", costs.rank_slowness.size(), made.num_ranks(), "ranks");
-
+  costs.check(made.num_ranks(), made.num_stages());
   plan::Limits limits{.costs = costs};
-  if (options.memory > 0) limits.memory = options.memory;
+  limits.memory = options.memory;
   const auto flaw = plan::find_flaw(made, limits);
+  if (flaw && options.json)
+    observe::JsonLines(std::cout).write(
+        {{"name", made.name}, {"flaw", flaw->what}, {"deadlock_free", !flaw->deadlock}});
+  if (flaw) fail(Kind::Usage, "the schedule is wrong\n", plan::picture_of(made, *flaw));
   const auto simulation = plan::simulate(made, costs);
-  if (flaw && (!options.json || !simulation))
-    fail(Kind::Usage, "the schedule is wrong\n", plan::picture_of(made, *flaw));
   if (!options.svg.empty())
     write_file(options.svg, [&](std::ostream& out) { out << plan::draw_svg(made, *simulation); });
   if (!options.trace.empty())
-    write_file(options.trace,
-               [&](std::ostream& out) { plan::write_trace(made, *simulation, out); });
+    write_file(options.trace, [&](std::ostream& out) { plan::write_trace(*simulation, out); });
   if (options.json) {
     std::vector<observe::Json> rows;
     for (const auto& row : made.rows) {
@@ -122,7 +121,7 @@ void schedule(const Options& options) {
                                          {"busy", simulation->busy},
                                          {"num_actions", made.num_actions()},
                                          {"actions", rows},
-                                         {"deadlock_free", !flaw}});
+                                         {"deadlock_free", true}});
     return;
   }
   if (options.csv) {

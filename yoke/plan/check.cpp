@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <map>
+#include <utility>
 
 #include "yoke/base/error.h"
 #include "yoke/plan/passes.h"
@@ -17,8 +18,8 @@ class Checker {
 
   std::optional<Flaw> run() {
     for (const auto check :
-         {&Checker::places, &Checker::completeness, &Checker::reductions, &Checker::progress,
-          &Checker::memory, &Checker::pairs, &Checker::rendezvous})
+         {&Checker::places, &Checker::completeness, &Checker::reductions, &Checker::shards,
+          &Checker::progress, &Checker::memory, &Checker::pairs, &Checker::rendezvous})
       if (auto flaw = (this->*check)()) return flaw;
     return std::nullopt;
   }
@@ -35,12 +36,21 @@ class Checker {
   }
 
   std::optional<Flaw> places() const {
-    if (schedule_.rows.empty() || schedule_.rank_of.empty()) return Flaw{0, 0, "has no stages"};
-    if (schedule_.num_stages() % schedule_.num_ranks() != 0)
-      return Flaw{0, 0,
-                  cat("has ", schedule_.num_stages(), " stages on ", schedule_.num_ranks(),
-                      " ranks; every rank has the same number")};
+    const int ranks = schedule_.num_ranks();
+    if (ranks == 0 || schedule_.rank_of.empty() || schedule_.num_micro < 1)
+      return Flaw{0, 0, "has no ranks, no stages or no micro-batches"};
+    std::vector<int> num_stages(size_t(ranks), 0);
+    for (const int rank : schedule_.rank_of) {
+      if (rank < 0 || rank >= ranks) return Flaw{0, 0, cat("has a stage on rank ", rank)};
+      ++num_stages[size_t(rank)];
+    }
+    for (int rank = 0; rank < ranks; ++rank)
+      if (num_stages[size_t(rank)] != num_stages[0])
+        return Flaw{rank, 0,
+                    cat("rank ", rank, " has ", num_stages[size_t(rank)], " stages and rank 0 has ",
+                        num_stages[0])};
     return each([&](int rank, size_t, const Action& action) -> std::string {
+      if (!action.well_formed()) return "wants a stage and a micro-batch, or has one too many";
       if (action.stage < 0) return "";
       if (action.stage >= schedule_.num_stages())
         return cat("is of a stage that there is not, of ", schedule_.num_stages());
@@ -52,26 +62,28 @@ class Checker {
   }
 
   std::optional<Flaw> completeness() const {
-    enum : uint8_t { Forward = 1, Input = 2, Weights = 4 };
+    enum : uint8_t { Forward = 1, Input = 2, Weights = 4, Again = 8 };
     std::vector<uint8_t> seen(schedule_.rank_of.size() * size_t(schedule_.num_micro), 0);
     auto flaw = each([&](int, size_t, const Action& action) -> std::string {
-      if (!action.computes()) return "";
+      if (!action.takes_time()) return "";
       uint8_t& had =
           seen[size_t(action.stage) * size_t(schedule_.num_micro) + size_t(action.micro)];
       const uint8_t gives = action.act == Act::F   ? Forward
                             : action.act == Act::I ? Input
                             : action.act == Act::W ? Weights
-                                                   : Input | Weights;
+                            : action.act == Act::B ? Input | Weights
+                                                   : Again;
       if ((had & gives) != 0) return "is done a second time";
       if (action.act != Act::F && (had & Forward) == 0) return "comes before its forward";
       if (action.act == Act::W && (had & Input) == 0) return "comes before its I";
+      if (action.act == Act::Recompute && (had & Input) != 0) return "comes after its backward";
       had |= gives;
       return "";
     });
     for (int stage = 0; !flaw && stage < schedule_.num_stages(); ++stage)
       for (int micro = 0; !flaw && micro < schedule_.num_micro; ++micro) {
         const uint8_t had = seen[size_t(stage) * size_t(schedule_.num_micro) + size_t(micro)];
-        if (had == (Forward | Input | Weights)) continue;
+        if ((had | Again) == (Forward | Input | Weights | Again)) continue;
         const Act act = (had & Forward) == 0 ? Act::F : (had & Input) == 0 ? Act::I : Act::W;
         const int rank = schedule_.rank_of[size_t(stage)];
         flaw = Flaw{rank, schedule_.rows[size_t(rank)].size(),
@@ -80,33 +92,60 @@ class Checker {
     return flaw;
   }
 
+  bool has(Act act) const {
+    return std::ranges::any_of(schedule_.rows, [&](const auto& row) {
+      return std::ranges::find(row, act, &Action::act) != row.end();
+    });
+  }
+
+  // All stages are reduced or none; the optimizer's step comes last, on all ranks or on none.
   std::optional<Flaw> reductions() const {
-    std::vector<bool> reduced(schedule_.rank_of.size(), false);
+    std::vector<char> reduced(schedule_.rank_of.size(), false);
+    std::vector<bool> stepped(schedule_.rows.size(), false);
+    if (auto flaw = each([&](int rank, size_t, const Action& action) -> std::string {
+          const auto r = size_t(rank);
+          const bool adds = action.act == Act::W || action.act == Act::B;
+          if (stepped[r] && (adds || action.act == Act::ReduceGrad || action.act == Act::OptStep))
+            return "comes after the optimizer's step";
+          if (action.act == Act::OptStep) stepped[r] = true;
+          if (action.stage < 0) return "";
+          const auto stage = size_t(action.stage);
+          if (adds && reduced[stage]) return "adds to gradients that have been reduced";
+          if (action.act != Act::ReduceGrad) return "";
+          return std::exchange(reduced[stage], true) ? "is done a second time" : "";
+        }))
+      return flaw;
+    for (int stage = 0; has(Act::ReduceGrad) && stage < schedule_.num_stages(); ++stage)
+      if (const int rank = schedule_.rank_of[size_t(stage)]; !reduced[size_t(stage)])
+        return Flaw{rank, schedule_.rows[size_t(rank)].size(),
+                    cat(to_text({stage, Act::ReduceGrad, -1}), " is missing")};
+    for (size_t r = 0; has(Act::OptStep) && r < stepped.size(); ++r)
+      if (!stepped[r]) return Flaw{int(r), schedule_.rows[r].size(), "OPT_STEP is missing"};
+    return std::nullopt;
+  }
+
+  // Where parameters are gathered and dropped at all, what computes has them.
+  std::optional<Flaw> shards() const {
+    if (!has(Act::Unshard) && !has(Act::Reshard)) return std::nullopt;
+    std::vector<char> gathered(schedule_.rank_of.size(), false);
     return each([&](int, size_t, const Action& action) -> std::string {
       if (action.stage < 0) return "";
       const auto stage = size_t(action.stage);
-      if (action.act == Act::ReduceGrad) {
-        if (reduced[stage]) return "is done a second time";
-        reduced[stage] = true;
-      }
-      const bool adds = action.act == Act::W || action.act == Act::B;
-      return adds && reduced[stage] ? "adds to gradients that have been reduced" : "";
+      if (action.takes_time() && !gathered[stage]) return "computes without its parameters";
+      if (action.act == Act::Unshard && std::exchange(gathered[stage], true))
+        return "gathers what is there";
+      if (action.act == Act::Reshard && !std::exchange(gathered[stage], false))
+        return "drops what is not there";
+      return "";
     });
   }
 
   std::optional<Flaw> progress() const {
-    Schedule computation = schedule_;
-    for (auto& row : computation.rows)
-      std::erase_if(row, [](const Action& action) { return !action.computes(); });
-    simulation_ = simulate(computation, limits_.costs);
+    std::pair<int, size_t> stuck;
+    simulation_ = simulate(schedule_, limits_.costs, &stuck);
     if (simulation_) return std::nullopt;
-    // The first rank that does not come to its end.
-    try {
-      add_messages(computation);
-    } catch (const Error& error) {
-      return Flaw{0, 0, cat("the computations wait for each other in a circle\n", error.what())};
-    }
-    return Flaw{0, 0, "the computations wait for each other in a circle"};
+    return Flaw{stuck.first, stuck.second,
+                "waits for ever: computations wait for each other in a circle", true};
   }
 
   std::optional<Flaw> memory() const {
@@ -145,45 +184,51 @@ class Checker {
   std::optional<Flaw> pairs() const {
     if (!has_messages()) return std::nullopt;  // those of add_messages() are in order
     const int stages = schedule_.num_stages();
-    std::map<std::pair<int, int>, std::vector<Action>> sent, received;  // by sender and receiver
-    auto flaw = each([&](int rank, size_t, const Action& action) -> std::string {
-      if (!action.is_message()) return "";
-      const Action other = answer(action);
-      if (other.stage < 0 || other.stage >= stages) return "has no stage at its other end";
-      const int peer = schedule_.rank_of[size_t(other.stage)];
-      if (peer == rank) return "goes from a rank to itself";
-      if (sends(action))
-        sent[{rank, peer}].push_back(action);
-      else
-        received[{peer, rank}].push_back(other);
-      return "";
-    });
-    if (flaw) return flaw;
-    flaw = uses();
-    if (flaw) return flaw;
-    return each([&](int rank, size_t, const Action& action) -> std::string {
-      if (!action.is_message()) return "";
-      const int peer = schedule_.rank_of[size_t(answer(action).stage)];
-      const auto way = sends(action) ? std::pair(rank, peer) : std::pair(peer, rank);
-      const Action as_sent = sends(action) ? action : answer(action);
-      const auto &s = sent[way], &r = received[way];
-      const auto mine = std::ranges::find(s, as_sent), theirs = std::ranges::find(r, as_sent);
-      if (mine == s.end() || theirs == r.end())
-        return cat("is alone: rank ", peer, " has no ", to_text(answer(action)));
-      if (mine - s.begin() != theirs - r.begin())
-        return cat("is number ", mine - s.begin(), " from rank ", way.first, " to rank ",
-                   way.second, " as it is sent, and number ", theirs - r.begin(),
-                   " as it is received");
-      return "";
-    });
+    struct Place {
+      Action as_sent;
+      int rank;
+      size_t index;
+    };
+    std::map<std::pair<int, int>, std::vector<Place>> sent, received;  // by sender and receiver
+    if (auto flaw = each([&](int rank, size_t i, const Action& action) -> std::string {
+          if (!action.is_message()) return "";
+          const Action other = answer(action);
+          if (other.stage < 0 || other.stage >= stages) return "has no stage at its other end";
+          const int peer = schedule_.rank_of[size_t(other.stage)];
+          if (peer == rank) return "goes from a rank to itself";
+          if (sends(action))
+            sent[{rank, peer}].push_back({action, rank, i});
+          else
+            received[{peer, rank}].push_back({other, rank, i});
+          return "";
+        }))
+      return flaw;
+    if (auto flaw = uses()) return flaw;
+    for (const auto* list : {&sent, &received})
+      for (const auto& [way, unused] : *list) {
+        const auto &s = sent[way], &r = received[way];
+        for (size_t i = 0; i < std::max(s.size(), r.size()); ++i) {
+          if (i >= r.size() || i >= s.size()) {
+            const Place& alone = i < s.size() ? s[i] : r[i];
+            return Flaw{alone.rank, alone.index,
+                        cat("is alone: it has no other end on rank ",
+                            i < s.size() ? way.second : way.first)};
+          }
+          if (s[i].as_sent != r[i].as_sent)
+            return Flaw{
+                r[i].rank, r[i].index,
+                cat("is message ", i, " from rank ", way.first, " as it is received, which is ",
+                    to_text(s[i].as_sent), " as it is sent")};
+        }
+      }
+    return std::nullopt;
   }
 
   // Each message once, sent after what it carries was computed, received before it is used.
   std::optional<Flaw> uses() const {
-    std::vector<Action> done;
     int current = -1;
     std::map<Action, int> seen;
-    auto flaw = each([&](int rank, size_t, const Action& action) -> std::string {
+    return each([&](int rank, size_t, const Action& action) -> std::string {
       if (rank != current) seen.clear(), current = rank;
       const auto [stage, act, micro] = action;
       if (action.is_message() && seen[action]++ > 0) return "is done a second time";
@@ -204,7 +249,6 @@ class Checker {
         return "comes before its gradient is received";
       return "";
     });
-    return flaw;
   }
 
   std::optional<Flaw> rendezvous() const {
@@ -226,7 +270,7 @@ class Checker {
     for (size_t r = 0; r < next.size(); ++r)
       if (!at_end(r))
         return Flaw{int(r), next[r],
-                    "waits for ever, if messages wait for their other end on one queue"};
+                    "waits for ever, if messages wait for their other end on one queue", true};
     return std::nullopt;
   }
 

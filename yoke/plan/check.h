@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Whether a schedule is right: proved before a rank runs it. In this order: every stage is on one
 // rank; every micro-batch of every stage has one forward and one backward, whole or in two halves,
-// in their order; gradients are reduced after the last backward; the computations do not wait in a
-// circle; memory suffices; each pair of ranks sends and receives in one order; and even if every
-// message waits for its other end, all come to their end. A schedule without messages is
-// checked with those that add_messages() puts in.
+// in their order; gradients are reduced after the last backward; what computes has its parameters;
+// the computations do not wait in a circle; memory suffices; each pair of ranks sends and receives
+// in one order; and even if every message waits for its other end, all come to their end. A
+// schedule without messages is checked with those that add_messages() puts in.
 #pragma once
 
 #include <optional>
@@ -17,6 +17,7 @@ struct Flaw {
   int rank = 0;
   size_t index = 0;  // of the action in the rank's row; its length: something is missing
   std::string what = {};
+  bool deadlock = false;  // ranks wait for each other
 };
 
 struct Limits {

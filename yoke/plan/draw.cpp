@@ -24,11 +24,18 @@ std::string label(const Schedule& schedule, const Action& action) {
   return cat(text, action.micro);
 }
 
+std::string escaped(const std::string& text) {
+  std::string result;
+  for (const char c : text)
+    result += c == '<' ? "&lt;" : c == '&' ? "&amp;" : c == '>' ? "&gt;" : std::string(1, c);
+  return result;
+}
+
 double shortest(const Simulation& simulation) {
   double least = simulation.makespan;
   for (const auto& row : simulation.rows)
     for (const auto& [action, begin, end] : row)
-      if (action.computes() && end > begin) least = std::min(least, end - begin);
+      if (action.takes_time() && end > begin) least = std::min(least, end - begin);
   return least;
 }
 
@@ -43,7 +50,7 @@ std::string draw_text(const Schedule& schedule, const Simulation& simulation, in
   for (size_t r = 0; r < simulation.rows.size(); ++r) {
     std::string line(column(simulation.makespan), '.');
     for (const auto& [action, begin, end] : simulation.rows[r]) {
-      if (!action.computes()) continue;
+      if (!action.takes_time()) continue;
       const size_t first = column(begin), last = std::max(column(end), first + 1);
       const std::string name = label(schedule, action);
       for (size_t i = first; i < std::min(last, line.size()); ++i) {
@@ -69,7 +76,7 @@ std::string draw_svg(const Schedule& schedule, const Simulation& simulation) {
   out << "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"" << width << "\" height=\"" << height
       << "\" font-family=\"sans-serif\" font-size=\"11\">\n"
       << "<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
-      << "<text x=\"" << kLeft << "\" y=\"20\" font-size=\"14\">" << schedule.name << ": "
+      << "<text x=\"" << kLeft << "\" y=\"20\" font-size=\"14\">" << escaped(schedule.name) << ": "
       << schedule.num_ranks() << " ranks, " << schedule.num_micro << " micro-batches, "
       << simulation.makespan << " units of time, " << std::lround(simulation.bubble * 1000) / 10.0
       << " % idle</text>\n";
@@ -80,7 +87,8 @@ std::string draw_svg(const Schedule& schedule, const Simulation& simulation) {
   const Colour colours[] = {{Act::F, "#7aa6e0", "#b9d0f0", "forward"},
                             {Act::B, "#e8a15c", "#f3cda6", "backward"},
                             {Act::I, "#e8a15c", "#f3cda6", "backward of the input"},
-                            {Act::W, "#7fbf8a", "#b9dfc0", "backward of the weights"}};
+                            {Act::W, "#7fbf8a", "#b9dfc0", "backward of the weights"},
+                            {Act::Recompute, "#c9b3e6", "#e0d4f2", "forward again"}};
   double x = kLeft;
   for (const auto& colour : colours) {
     const bool used = std::ranges::any_of(simulation.rows, [&](const auto& row) {
@@ -97,7 +105,7 @@ std::string draw_svg(const Schedule& schedule, const Simulation& simulation) {
         << "\" y=\"" << y << "\" width=\"" << simulation.makespan * scale << "\" height=\""
         << kHeight << "\" fill=\"#eeeeee\"/>\n";
     for (const auto& [action, begin, end] : simulation.rows[r]) {
-      if (!action.computes()) continue;
+      if (!action.takes_time()) continue;
       const auto* colour = std::ranges::find(colours, action.act, &Colour::act);
       const double left = kLeft + begin * scale, long_ = (end - begin) * scale;
       out << "<rect x=\"" << left << "\" y=\"" << y << "\" width=\"" << long_ << "\" height=\""
@@ -115,7 +123,7 @@ std::string draw_svg(const Schedule& schedule, const Simulation& simulation) {
   return out.str();
 }
 
-void write_trace(const Schedule&, const Simulation& simulation, std::ostream& out) {
+void write_trace(const Simulation& simulation, std::ostream& out) {
   using observe::JsonObject;
   const char* separator = "\n";
   auto write = [&](const JsonObject& object) {

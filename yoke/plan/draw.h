@@ -14,6 +14,6 @@ std::string draw_text(const Schedule& schedule, const Simulation& simulation, in
 // One self-contained picture, with times and idle parts.
 std::string draw_svg(const Schedule& schedule, const Simulation& simulation);
 // JSON that Perfetto and chrome://tracing open; a unit of time is a millisecond.
-void write_trace(const Schedule& schedule, const Simulation& simulation, std::ostream& out);
+void write_trace(const Simulation& simulation, std::ostream& out);
 
 }  // namespace yoke::plan

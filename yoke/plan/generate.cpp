@@ -14,7 +14,7 @@
 namespace yoke::plan {
 namespace {
 
-constexpr int kMaxRanks = 64, kMaxMicro = 4096, kMaxChunks = 32;
+constexpr int kMaxRanks = 64, kMaxChunks = kMaxStages / kMaxRanks;
 
 // One rank's row under construction, with the next micro-batch of each kind of work of each stage.
 class Row {
@@ -210,7 +210,7 @@ Schedule dualpipev(const std::string& name, const ScheduleShape& shape) {
 // W where the gap is long enough for it or memory is full. Several such rules are tried, and the
 // schedule that takes least is taken.
 struct Rule {
-  int warm_up;   // forwards before the first I, at most, on rank 0; one fewer for each rank after
+  int warm_up;   // forwards before the first I, at most, on rank 0; evenly fewer on those after it
   double gap;    // of a W, that must be free for it to be put in
   bool f_first;  // where I and F are both ready
 };
@@ -313,6 +313,7 @@ void polish(Schedule& schedule, double& least, const ScheduleShape& shape) {
 
 Schedule zb_auto(const std::string& name, const ScheduleShape& shape) {
   const int p = shape.ranks;
+  shape.costs.check(p, p);
   if (!(shape.memory >= 1))
     fail(Kind::Usage, "zb-auto wants memory for one micro-batch or more, got ", shape.memory);
   Schedule best;

@@ -24,6 +24,7 @@ Schedule add_messages(const Schedule& schedule) {
     if (action.is_backward())
       return done(forward, stage, micro) && (stage == stages - 1 || done(input, stage + 1, micro));
     if (act == Act::W) return done(input, stage, micro);
+    if (act == Act::Recompute) return done(forward, stage, micro);
     return true;
   };
   auto tell = [&](int rank, const Action& send, const Action& receive) {
@@ -78,13 +79,16 @@ Schedule add_reductions(const Schedule& schedule) {
 Schedule add_unshards(const Schedule& schedule, int ahead) {
   Schedule result = schedule;
   for (auto& row : result.rows) {
+    std::erase_if(row, [](const Action& action) {
+      return action.act == Act::Unshard || action.act == Act::Reshard;
+    });
     std::vector<Action> actions;
     std::vector<int> gathered;
     for (size_t i = 0; i < row.size(); ++i) {
-      if (row[i].computes()) {
+      if (row[i].takes_time()) {
         std::vector<int> wanted;  // this stage's, and the next different ones'
-        for (size_t j = i; j < row.size() && int(wanted.size()) <= ahead; ++j)
-          if (row[j].computes() && std::ranges::find(wanted, row[j].stage) == wanted.end())
+        for (size_t j = i; j < row.size() && int(wanted.size()) <= std::max(0, ahead); ++j)
+          if (row[j].takes_time() && std::ranges::find(wanted, row[j].stage) == wanted.end())
             wanted.push_back(row[j].stage);
         std::erase_if(gathered, [&](int stage) {
           const bool drop = std::ranges::find(wanted, stage) == wanted.end();

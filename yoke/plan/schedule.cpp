@@ -23,7 +23,7 @@ bool has_micro(Act act) { return act < Act::Unshard || act == Act::Recompute; }
 std::optional<int> take_number(std::string_view& text) {
   int number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc() || number < 0) return std::nullopt;
+  if (error != std::errc() || text[0] == '-') return std::nullopt;
   text.remove_prefix(size_t(end - text.data()));
   return number;
 }
@@ -47,9 +47,11 @@ std::optional<Action> parse_action(std::string_view text) {
   action.act = Act(name - kNames.begin());
   text.remove_prefix(length);
   if (const auto micro = take_number(text)) action.micro = *micro;
-  const bool fits = (action.stage >= 0) == (action.act != Act::OptStep) &&
-                    (action.micro >= 0) == has_micro(action.act);
-  return text.empty() && fits ? std::optional(action) : std::nullopt;
+  return text.empty() && action.well_formed() ? std::optional(action) : std::nullopt;
+}
+
+bool Action::well_formed() const {
+  return (stage >= 0) == (act != Act::OptStep) && (micro >= 0) == has_micro(act);
 }
 
 size_t Schedule::num_actions() const {
@@ -74,7 +76,7 @@ Schedule parse_csv(std::string_view text) {
   Schedule schedule;
   std::vector<std::pair<int, int>> found;  // stage, rank
   size_t number = 0;
-  if (text.ends_with('\n')) text.remove_suffix(1);
+  while (text.ends_with('\n') || text.ends_with('\r')) text.remove_suffix(1);
   for (auto& line : split(text, '\n')) {
     ++number;
     if (line.ends_with('\r')) line.pop_back();
@@ -91,6 +93,9 @@ Schedule parse_csv(std::string_view text) {
             Kind::Usage, "line ", number, ": '", word,
             "' is no action; one is a stage, a kind and a micro-batch, such as 2F0, 3I1, 3W1, 2B0, "
             "3SEND_F1, or a stage and UNSHARD, RESHARD, REDUCE_GRAD, or OPT_STEP");
+      if (action->stage >= kMaxStages || action->micro >= kMaxMicro)
+        fail(Kind::Usage, "line ", number, ": '", word, "': there are up to ", kMaxStages,
+             " stages and ", kMaxMicro, " micro-batches");
       row.push_back(*action);
       schedule.num_micro = std::max(schedule.num_micro, action->micro + 1);
       if (action->stage >= 0) found.emplace_back(action->stage, schedule.num_ranks() - 1);

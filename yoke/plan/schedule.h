@@ -37,9 +37,14 @@ struct Action {
   auto operator<=>(const Action&) const = default;
 
   bool computes() const { return act <= Act::B; }
+  bool takes_time() const { return computes() || act == Act::Recompute; }
+  // Whether it has a stage and a micro-batch exactly if its kind wants them.
+  bool well_formed() const;
   bool is_backward() const { return act == Act::I || act == Act::B; }  // gives a gradient away
   bool is_message() const { return act >= Act::SendF && act <= Act::RecvB; }
 };
+
+constexpr int kMaxStages = 64 * 32, kMaxMicro = 4096;
 
 std::string to_text(const Action& action);  // "2F0", "3SEND_F1", "0REDUCE_GRAD", "OPT_STEP"
 std::optional<Action> parse_action(std::string_view text);

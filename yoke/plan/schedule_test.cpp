@@ -44,7 +44,8 @@ TEST(Schedule, FilesAreReadAsTheyAreWritten) {
     EXPECT_EQ(to_csv(parse_csv(to_csv(schedule))), to_csv(schedule)) << name;
   }
   EXPECT_EQ(parse_csv("# schedule mine\n0F0, ,0B0\n").rows[0].size(), 2u);
-  for (const auto* text : {"", "0F0,zzz", "0F0\n0F1", "1F0"}) EXPECT_THROW(parse_csv(text), Error);
+  for (const auto* text : {"", "0F0,zzz", "0F0\n0F1", "1F0", "0F2147483647", "99999F0", "-0F0"})
+    EXPECT_THROW(parse_csv(text), Error) << text;
 }
 
 TEST(Schedule, EveryOneIsRightForAnyNumbers) {
@@ -169,6 +170,8 @@ TEST(Schedule, MessagesAndSlownessTakeTime) {
   EXPECT_DOUBLE_EQ(simulate(schedule, {.times = {.comm = 0.5}})->makespan, 7);
   EXPECT_DOUBLE_EQ(simulate(schedule, {.rank_slowness = {1, 2}})->makespan, 9);
   EXPECT_DOUBLE_EQ(simulate(schedule, {.stage_weight = {3, 1}})->makespan, 12);
+  EXPECT_THROW(simulate(schedule, {.stage_weight = {3}}), Error);
+  EXPECT_THROW(simulate(schedule, {.rank_slowness = {0, 0}}), Error);
 }
 
 TEST(Schedule, TheAutomaticOneUsesItsMemory) {
@@ -290,6 +293,19 @@ TEST(Schedule, WrongOnesAreShownWhereTheyAreWrong) {
                  "1RECV_F1,1RECV_F0,1F0,1F1,1B0,1SEND_B0,1B1,1SEND_B1\n")
                 .find("as it is received"),
             std::string::npos);
+  for (const auto& [csv, words] : std::vector<std::pair<std::string, std::string>>{
+           {"0F0,0B0,0REDUCE_GRAD\n1F0,1B0\n", "1REDUCE_GRAD is missing"},
+           {"0F0,OPT_STEP,0B0\n1F0,1B0,OPT_STEP\n", "comes after the optimizer's step"},
+           {"0F0,0B0,OPT_STEP\n1F0,1B0\n", "OPT_STEP is missing"},
+           {"0UNSHARD,0RESHARD,0F0,0B0\n", "computes without its parameters"},
+           {"0UNSHARD,0UNSHARD,0F0,0B0\n", "gathers what is there"},
+           {"0RECOMPUTE0,0F0,0B0\n", "comes before its forward"},
+           {"0F0,0B0,0RECOMPUTE0\n", "comes after its backward"},
+           {"0F0,1F0,1B0,0B0\n2F0,2B0\n", "rank 1 has 1 stages and rank 0 has 2"},
+           {"0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0\n", "is alone"}})
+    EXPECT_NE(told(csv).find(words), std::string::npos) << csv << told(csv);
+  EXPECT_EQ(told("0F0,0RECOMPUTE0,0B0\n\n\n"), "");
+  EXPECT_EQ(simulate(parse_csv("0F0,0RECOMPUTE0,0B0"))->bubble, 0);
   EXPECT_NE(told("0F0,0SEND_F0,0RECV_B0,0REDUCE_GRAD,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n")
                 .find("adds to gradients that have been reduced"),
             std::string::npos);

@@ -4,6 +4,9 @@
 #include <algorithm>
 #include <cmath>
 #include <deque>
+#include <set>
+
+#include "yoke/base/error.h"
 
 namespace yoke::plan {
 namespace {
@@ -42,8 +45,27 @@ double Costs::duration(const Schedule& schedule, const Action& action, int rank)
   return whole * weight * slowness / schedule.chunks();
 }
 
-std::optional<Simulation> simulate(const Schedule& schedule, const Costs& costs) {
+void Costs::check(int ranks, int stages) const {
+  auto one_each = [](const char* what, const std::vector<double>& values, int want) {
+    if (!values.empty() && int(values.size()) != want)
+      fail(Kind::Usage, "there are ", want, " ", what, "s, and numbers for ", values.size());
+    for (const double value : values)
+      if (!(value > 0) || !std::isfinite(value))
+        fail(Kind::Usage, "a ", what, " takes a time above 0 relative to 1, got ", value);
+  };
+  one_each("stage", stage_weight, stages);
+  one_each("rank", rank_slowness, ranks);
+  if (!(times.f >= 0 && times.i >= 0 && times.w >= 0 && times.comm >= 0) ||
+      !(times.f + times.i + times.w > 0) || !(kept_after_i >= 0 && kept_after_i <= 1))
+    fail(Kind::Usage, "times are 0 or more and not all 0, and what is kept is a part; got F ",
+         times.f, ", I ", times.i, ", W ", times.w, ", a message ", times.comm, ", kept ",
+         kept_after_i);
+}
+
+std::optional<Simulation> simulate(const Schedule& schedule, const Costs& costs,
+                                   std::pair<int, size_t>* stuck) {
   const int ranks = schedule.num_ranks();
+  costs.check(ranks, schedule.num_stages());
   Board board(schedule);
   // When what the action needs is there; not a number: not yet known.
   auto ready = [&](const Action& action, int rank) {
@@ -99,7 +121,7 @@ std::optional<Simulation> simulate(const Schedule& schedule, const Costs& costs)
       if (std::isnan(there)) break;
       const double begin = std::max(now[r], there), length = costs.duration(schedule, action, rank);
       now[r] = begin + length;
-      if (action.computes()) computed[r] += length;
+      if (action.takes_time()) computed[r] += length;
       result.rows[r].push_back({action, begin, now[r]});
       if (action.act == Act::F) board.forward(action.stage, action.micro) = now[r];
       if (action.is_backward()) board.input(action.stage, action.micro) = now[r];
@@ -108,17 +130,25 @@ std::optional<Simulation> simulate(const Schedule& schedule, const Costs& costs)
     }
   }
   for (size_t r = 0; r < size_t(ranks); ++r)
-    if (next[r] < schedule.rows[r].size()) return std::nullopt;
+    if (next[r] < schedule.rows[r].size()) {
+      if (stuck) *stuck = {int(r), next[r]};
+      return std::nullopt;
+    }
 
   double longest_span = 0, work = 0;
   for (size_t r = 0; r < size_t(ranks); ++r) {
     double held = 0, peak = 0, first = std::numeric_limits<double>::infinity(), last = 0;
     const double each = 1.0 / schedule.chunks();
+    std::set<std::pair<int, int>> again;  // stages and micro-batches that are computed again
+    for (const auto& [action, begin, end] : result.rows[r])
+      if (action.act == Act::Recompute) again.emplace(action.stage, action.micro);
     for (const auto& [action, begin, end] : result.rows[r]) {
-      if (!action.computes()) continue;
+      if (!action.takes_time()) continue;
       first = std::min(first, begin);
       last = end;
-      if (action.act == Act::F) held += each;
+      const bool kept = !again.contains({action.stage, action.micro});
+      if (action.act == Act::F && kept) held += each;
+      if (action.act == Act::Recompute) held += each;
       peak = std::max(peak, held);
       if (action.act == Act::I) held -= each * (1 - costs.kept_after_i);
       if (action.act == Act::W) held -= each * costs.kept_after_i;
@@ -129,9 +159,10 @@ std::optional<Simulation> simulate(const Schedule& schedule, const Costs& costs)
     longest_span = std::max(longest_span, last - std::min(first, last));
     work = std::max(work, computed[r]);
   }
-  for (size_t r = 0; r < size_t(ranks); ++r) result.busy.push_back(computed[r] / result.makespan);
-  result.bubble = 1 - work / result.makespan;
-  result.bubble_span = 1 - work / longest_span;
+  for (size_t r = 0; r < size_t(ranks); ++r)
+    result.busy.push_back(result.makespan > 0 ? computed[r] / result.makespan : 0);
+  result.bubble = result.makespan > 0 ? 1 - work / result.makespan : 0;
+  result.bubble_span = longest_span > 0 ? 1 - work / longest_span : 0;
   return result;
 }
 

@@ -5,6 +5,7 @@
 
 #include <limits>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "yoke/plan/schedule.h"
@@ -25,6 +26,8 @@ struct Costs {
   double kept_after_i = 1;
 
   double duration(const Schedule& schedule, const Action& action, int rank) const;
+  // Throws Kind::Usage where the numbers do not fit so many ranks and stages, or are not above 0.
+  void check(int ranks, int stages) const;
 };
 
 struct Timed {
@@ -35,14 +38,18 @@ struct Timed {
 struct Simulation {
   std::vector<std::vector<Timed>> rows = {};  // by rank; what takes no time too
   double makespan = 0;
-  // The part of the time in which the ranks do not compute: of the makespan, and of the longest
-  // time from a rank's first action to its last, which counts where steps may overlap.
+  // The part of the time in which the busiest rank does not compute: of the makespan, and of the
+  // longest time from a rank's first action to its last, which counts where steps may overlap.
   double bubble = 0, bubble_span = 0;
-  std::vector<double> peak = {};  // by rank, in micro-batches of its whole share, held from F to W
+  // By rank, in micro-batches of its whole share, held from F to W; where they are computed again,
+  // from then on.
+  std::vector<double> peak = {};
   std::vector<double> busy = {};  // by rank, part of the makespan
 };
 
-// Nothing if the ranks wait for each other in a circle.
-std::optional<Simulation> simulate(const Schedule& schedule, const Costs& costs = {});
+// Nothing if the ranks wait for each other in a circle; then `stuck` gets a rank and the index of
+// the action that it waits for. The schedule's actions are well formed, and of its stages.
+std::optional<Simulation> simulate(const Schedule& schedule, const Costs& costs = {},
+                                   std::pair<int, size_t>* stuck = nullptr);
 
 }  // namespace yoke::plan

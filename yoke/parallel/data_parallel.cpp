@@ -89,6 +89,7 @@ struct DataParallel::Impl {
     std::iota(order.rbegin(), order.rend(), 0);  // backward comes from the end
     build(plan_for(order));
     learning = options.learn_order && options.zero < 2;
+    if (learning) first_sums = checksums();
     if (!learning || compute_type(options.precision, own_type) == own_type) values.clear();
     warm_up();
     start_autocast();
@@ -170,6 +171,7 @@ struct DataParallel::Impl {
     for (int i = 0; !device.is_cpu() && i < 4; ++i)
       for (const int64_t count : {kNumbers, kTail + int64_t(model.trainable.size())})
         kept.push_back(at::empty({count}, at::TensorOptions(at::kDouble).pinned_memory(true)));
+    if (!device.is_cpu()) comm.barrier();  // what one rank gives back another would take
   }
 
   void start_autocast() {
@@ -211,18 +213,25 @@ struct DataParallel::Impl {
     weights = std::move(fresh_weights);
   }
 
+  at::Tensor checksums() const {  // of each parameter
+    const at::NoGradGuard no_grad;
+    std::vector<at::Tensor> sums;
+    for (const auto& parameter : model.trainable)
+      sums.push_back(checksum(parameter.tensor().detach().reshape({-1})));
+    return at::stack(sums);
+  }
+
   // Rank 0's order of the first pass becomes everybody's; what had no gradient comes last. So do
   // its values: what has been written into the parameters since they were put into buckets counts.
   void learn() {
     learning = false;
-    const bool kept = !values.empty();  // else the parameters have all bits
-    bool written = false;
+    const bool written = !at::equal(first_sums, checksums());
     values.resize(model.trainable.size());
     for (size_t p = 0; p < values.size(); ++p) {
       const at::Tensor now = model.trainable[p].tensor().detach();
-      const bool same = kept && at::equal(values[p].to(now.scalar_type()), now);
+      // Where the parameters have fewer bits, the others are still known.
+      const bool same = values[p].defined() && at::equal(values[p].to(now.scalar_type()), now);
       if (!same) values[p] = now.to(own_type);
-      written |= kept && !same;
     }
     std::vector<int> seen = gradients->order();
     for (int p = 0; p < int(model.trainable.size()); ++p)
@@ -248,10 +257,10 @@ struct DataParallel::Impl {
     } catch (const std::exception& error) {
       // The others are in the middle of it, and must not wait for one who may not come back.
       if (comm.size() > 1) comm.abort(comm::text_of(error));
-      gradients->abandon();
-      weights->abandon();
       counted = 0;
       ready = false;
+      gradients->abandon();
+      weights->abandon();
       throw;
     }
     counted += count;
@@ -281,6 +290,13 @@ struct DataParallel::Impl {
     }
   }
 
+  // The step's gradients and samples.
+  void forget() {
+    gradients->clear();
+    counted = 0;
+    ready = false;
+  }
+
   void ask() {
     if (const auto asked = std::exchange(verdict, nullptr)) asked();
   }
@@ -294,6 +310,7 @@ struct DataParallel::Impl {
   // As they were before they were put into buckets of fewer bits, until the order is learnt.
   std::vector<at::Tensor> values;
   bool learning = false;
+  at::Tensor first_sums;  // of the parameters as they were put into buckets, while learning
   std::shared_ptr<const plan::Layout> layout;
   std::unique_ptr<Weights> weights;
   std::unique_ptr<Gradients> gradients;
@@ -357,6 +374,7 @@ const plan::Layout& DataParallel::layout() const { return *impl_->layout; }
 const DataParallelOptions& DataParallel::options() const { return impl_->options; }
 const LossScale& DataParallel::loss_scale() const { return impl_->scale; }
 void DataParallel::set_loss_scale(LossScale scale) {
+  if (impl_->options.precision != Precision::Fp16) fail(Kind::Usage, "a loss scale is for float16");
   if (!(scale.value > 0) || !std::isfinite(scale.value))
     fail(Kind::Usage, "a loss scale is a number above 0, got ", scale.value);
   impl_->scale = scale;
@@ -382,13 +400,18 @@ DataParallel::Reduced DataParallel::reduced(bool exact) {
     fail(Kind::Usage,
          "a step without backward(): accumulate() is for all micro-batches but the "
          "last, which wants backward()");
-  impl_->ask();
   const at::NoGradGuard no_grad;
   const auto& comm = impl_->comm;
   const auto& layout = *impl_->layout;
   const auto& used = impl_->gradients->used();
   const bool on_cpu = impl_->device.is_cpu();
   impl_->gradients->await();
+  try {
+    impl_->ask();
+  } catch (...) {
+    impl_->forget();
+    throw;
+  }
   Reduced reduced;
   // One message for what the ranks have to agree on.
   enum : int64_t { Count, Squares, Trail, Used = kTail };
@@ -429,9 +452,7 @@ DataParallel::Reduced DataParallel::reduced(bool exact) {
 void DataParallel::stepped(bool updated, std::function<void()> verdict) {
   impl_->verdict = std::move(verdict);
   if (updated) impl_->weights->updated();
-  impl_->gradients->clear();
-  impl_->counted = 0;
-  impl_->ready = false;
+  impl_->forget();
   ++impl_->num_steps;
   const int every = impl_->options.check_every;
   if (every > 0 && impl_->num_steps % every == 0) check_replicas();
@@ -440,11 +461,13 @@ void DataParallel::stepped(bool updated, std::function<void()> verdict) {
   auto& [value, num_good] = impl_->scale;
   if (!updated) value /= 2;
   num_good = updated ? num_good + 1 : 0;
-  if (num_good == kGrowAfter) {
+  if (num_good >= kGrowAfter) {
     value *= 2;
     num_good = 0;
   }
 }
+
+void DataParallel::finish() { impl_->ask(); }
 
 void DataParallel::check_replicas() {
   impl_->ask();
@@ -452,13 +475,10 @@ void DataParallel::check_replicas() {
   const at::NoGradGuard no_grad;
   const auto& comm = impl_->comm;
   impl_->weights->gather_all();
-  std::vector<at::Tensor> sums;
-  for (const auto& parameter : impl_->model.trainable)
-    sums.push_back(checksum(parameter.tensor().detach().reshape({-1})));
+  at::Tensor mine = impl_->checksums();
   if (impl_->options.zero == 0)
     for (size_t b = 0; b < impl_->layout->buckets.size(); ++b)
-      sums.push_back(checksum(impl_->weights->masters(b)));
-  const at::Tensor mine = at::stack(sums);
+      mine = at::cat({mine, checksum(impl_->weights->masters(b)).view({1})});
   const at::Tensor all = at::empty({comm.size() * mine.numel()}, mine.options());
   comm.all_gather(all, mine).wait();
   impl_->weights->release_all();

@@ -78,6 +78,9 @@ class DataParallel {
   void gathered(const std::function<void()>& fn);
   // Compares the parameters of all ranks bit by bit; throws with the rank that differs.
   void check_replicas();
+  // Throws if the last step went wrong, which the host of a GPU may not have heard of yet. For the
+  // end of a run; gathered() and the next step ask as well.
+  void finish();
 
   const comm::Communicator& comm() const;
   const plan::Layout& layout() const;

@@ -212,6 +212,23 @@ TEST(DataParallelFailure, IsForgottenByOneRankThatGoesOn) {
   }
 }
 
+// The same for gradients that are not finite: nothing of them is left.
+TEST(DataParallelFailure, OfAStepIsForgottenByThoseWhoGoOn) {
+  if (!test_device().is_cpu() || !tries(2)) GTEST_SKIP() << "wants 2 ranks on the CPU";
+  for (int zero = 0; zero <= 3; ++zero)
+    on_ranks(2, [&](Communicator& comm) {
+      const auto model = make_model("mlp", at::kFloat), other = make_model("mlp", at::kFloat);
+      DataParallel dp(*model, comm, {.zero = zero}), good(*other, comm, {.zero = zero});
+      Sgd optimizer(dp, {{.lr = 0.1}, 0.9}), good_optimizer(good, {{.lr = 0.1}, 0.9});
+      train(comm, *model, dp, optimizer, 2);
+      dp.backward(model->loss_sum(0, 0, 4) * std::numeric_limits<double>::quiet_NaN(), 4);
+      EXPECT_THROW(optimizer.step(), Error);
+      const auto losses = train(comm, *model, dp, optimizer, 2);
+      train(comm, *other, good, good_optimizer, 2);
+      EXPECT_EQ(losses, train(comm, *other, good, good_optimizer, 2)) << zero;
+    });
+}
+
 // Ranks that gather other buckets of equal sizes would compute with each other's weights.
 TEST(DataParallelFailure, RanksThatUseOtherParametersUnderZero3AreTold) {
   const auto text = failure_of(2, [](Communicator& comm) {
@@ -242,7 +259,7 @@ TEST(DataParallelFailure, GradientsThatAreNotFiniteEndTheRun) {
       if (comm.rank() == 1) loss = loss * std::numeric_limits<double>::quiet_NaN();
       dp.backward(loss, 4);
       optimizer.step();
-      dp.gathered([] {});  // a GPU's host is told now
+      dp.finish();  // a GPU's host is told now
     });
     EXPECT_TRUE(has(text, "the gradient norm of step 3 is nan")) << text;
     EXPECT_TRUE(has(text, "; the parameters are still those")) << text;

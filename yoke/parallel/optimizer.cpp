@@ -73,7 +73,14 @@ StepInfo Optimizer::step() {
   };
   Scaling scaling;
   if (waits) {
-    verdict(std::isfinite(info.grad_norm()) ? "" : culprit_of(reduced, dp_.layout()));
+    const bool finite = std::isfinite(info.grad_norm());
+    const std::string culprit = finite ? "" : culprit_of(reduced, dp_.layout());
+    try {
+      verdict(culprit);
+    } catch (...) {
+      dp_.stepped(/*updated=*/false);
+      throw;
+    }
   } else {
     const at::Tensor bad = at::isfinite(norm).logical_not_().logical_or_(reduced.mismatch);
     scaling.found_inf = bad.to(at::kFloat);
@@ -89,6 +96,7 @@ StepInfo Optimizer::step() {
   for (auto& batch : batches_) {
     at::_foreach_add_(batch.steps, 1);
     update(batch, scaling);
+    if (scaling.found_inf.defined()) at::_foreach_add_(batch.steps, scaling.found_inf, -1);
   }
   for (size_t p = 0; p < used_.size(); ++p) num_steps_[p] += used_[p];
   ++step_;

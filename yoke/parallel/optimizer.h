@@ -3,8 +3,8 @@
 // over this rank's shard. step() divides the gradients by the global count, measures their norm
 // (every parameter once), clips, updates, and clears. Parameters that had no gradient on any rank
 // are left as they are. Gradients that are not finite update nothing and are an error: of this
-// step where the gradients are on the CPU; on a GPU, for which the host does not wait, of the next
-// one. Collective: step(). Threads: the rank's.
+// step where the gradients are on the CPU; on a GPU, for which the host does not wait (but for
+// Lion), of the next one, of gathered() or of finish(). Collective: step(). Threads: the rank's.
 #pragma once
 
 #include <functional>

@@ -83,9 +83,13 @@ Weights::~Weights() {
     if (options_.zero == 3) continue;
     // Into ordinary memory: the model may outlive the backend, which would live on with its own.
     at::Tensor kept = bucket.memory;
+    const auto& slots = layout_->buckets[bucket.index].slots;
+    const bool used = std::ranges::any_of(slots, [&](const auto& slot) {
+      return owner_of(parameters_[size_t(slot.parameter)].tensor()) == &bucket;
+    });
     try {
       await(bucket);
-      kept = bucket.memory.clone();
+      if (used) kept = bucket.memory.clone();
     } catch (const std::exception&) {
       // The world has failed, and says so to whoever runs it.
     }
@@ -126,7 +130,6 @@ void Weights::updated() {
 }
 
 void Weights::gather_all() {
-  if (!keep_all_) usual_pool_ = pool_.size();
   keep_all_ = true;
   for (auto& bucket : buckets_) {
     if (!bucket.memory.defined()) gather(bucket);
@@ -135,30 +138,28 @@ void Weights::gather_all() {
 }
 
 void Weights::release_all() {
-  const bool shrink = std::exchange(keep_all_, false);
+  keep_all_ = false;
   if (options_.zero < 3) return;
   for (auto& bucket : buckets_) release(bucket);
-  while (shrink && pool_.size() > usual_pool_) {
-    num_allocated_ -= pool_.back().numel();
-    pool_.pop_back();
-  }
   visits_.clear();
   events_.clear();
 }
 
 void Weights::gather(Bucket& bucket) {
   const int64_t count = layout_->buckets[bucket.index].count;
-  auto found = std::ranges::find_if(pool_, [&](const auto& b) { return b.numel() >= count; });
-  if (found == pool_.end()) {
+  at::Tensor block;  // the smallest of the pool that is large enough
+  for (const auto& b : pool_)
+    if (b.numel() >= count && (!block.defined() || b.numel() < block.numel())) block = b;
+  bucket.temporary = false;
+  if (block.defined()) {
+    std::erase_if(pool_, [&](const auto& b) { return b.is_same(block); });
+  } else {
     // Where blocks rotate, any must do for any bucket.
-    const bool rotates = options_.reshard_after_forward && !keep_all_;
-    const int64_t size = rotates ? layout_->largest() : count;
-    found = pool_.insert(found,
-                         comm_.allocate({size}, at::device(options_.device).dtype(options_.dtype)));
+    const int64_t size = options_.reshard_after_forward && !keep_all_ ? layout_->largest() : count;
+    block = comm_.allocate({size}, at::device(options_.device).dtype(options_.dtype));
     num_allocated_ += size;
+    bucket.temporary = keep_all_;
   }
-  const at::Tensor block = *found;
-  pool_.erase(found);
   bucket.memory = block;
   move_memory(bucket.params, block.mutable_data_ptr());
   bucket.gathering = comm_.all_gather(block.narrow(0, 0, count), bucket.shard);
@@ -176,7 +177,10 @@ void Weights::release(Bucket& bucket) {
   if (!bucket.memory.defined()) return;
   await(bucket);
   move_memory(bucket.params, nullptr);
-  pool_.push_back(std::move(bucket.memory));
+  if (bucket.temporary)
+    num_allocated_ -= bucket.memory.numel();
+  else
+    pool_.push_back(bucket.memory);
   bucket.memory.reset();
 }
 
@@ -201,6 +205,7 @@ void Weights::lend(Bucket& bucket) noexcept {
     if (enough(block)) bucket.memory = block;
   for (const auto& other : buckets_)
     if (enough(other.memory)) bucket.memory = other.memory;
+  YOKE_CHECK(bucket.memory.defined());  // one is always there
   move_memory(bucket.params, bucket.memory.mutable_data_ptr());
 }
 
@@ -266,14 +271,18 @@ void Weights::abandon() {
   for (auto& bucket : buckets_) {
     bucket.gathering = {};
     bucket.pending = false;
+    if (bucket.memory.defined()) pool_.push_back(bucket.memory);
     bucket.memory.reset();
     move_memory(bucket.params, nullptr);
   }
-  pool_.clear();
+  // Of all blocks the one that is always there stays.
+  const at::Tensor kept =
+      *std::ranges::max_element(pool_, {}, [](const auto& b) { return b.numel(); });
+  pool_ = {kept};
+  num_allocated_ = kept.numel();
   visits_.clear();
   events_.clear();
   keep_all_ = false;
-  start();
 }
 
 void Weights::end_backward() {

@@ -83,8 +83,9 @@ class Weights {
     at::Tensor shard = {};   // under ZeRO 3 memory of its own
     at::Tensor masters = {};
     comm::Work gathering = {};
-    bool pending = false;  // gathering has not been awaited
-    uint64_t used_by = 0;  // the last operation
+    bool pending = false;    // gathering has not been awaited
+    bool temporary = false;  // the memory is not of the pool
+    uint64_t used_by = 0;    // the last operation
     void touched(Touch touch) noexcept override { weights->touched(*this, touch); }
   };
   struct Event {
@@ -117,7 +118,6 @@ class Weights {
   bool adding_ = false;                       // our own touches do not count
   bool in_backward_ = false;
   bool keep_all_ = false;
-  size_t usual_pool_ = 0;  // blocks, before all was gathered
   uint64_t trail_ = 0;
   std::exception_ptr failure_;
 };

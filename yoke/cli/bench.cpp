@@ -163,7 +163,7 @@ void bench_data(const DataOptions& options) {
   for (const auto& model : words("--model", options.model, {"gpt", "mlp", "gpt2"})) {
     const BenchData bench{
         .model = model, .ranks = options.ranks, .device = options.device, .nccl = options.nccl};
-    const Work work = work_of(model);
+    const StepLoad load = load_of(model);
     observe::Progress progress(std::cerr, clock,
                                {.label = "bench",
                                 .total = names.size() * uint64_t(options.rounds + 1),
@@ -201,8 +201,8 @@ void bench_data(const DataOptions& options) {
       const bool parallel =
           names[i].starts_with("zero") || names[i] == "ddp" || names[i] == "fsdp2";
       const int ranks = parallel ? options.ranks : 1;
-      const double tokens = work.tokens * ranks / median(times[i]) * 1e3;  // a second
-      const double mfu = work.flops / work.tokens * tokens / (options.peak_tflops * 1e12);
+      const double tokens = load.tokens * ranks / median(times[i]) * 1e3;  // a second
+      const double mfu = load.flops / load.tokens * tokens / (options.peak_tflops * 1e12);
       std::vector<std::string> against;
       for (size_t other = 0; ours && other < names.size(); ++other)
         if (std::ranges::find(known_peers, names[other]) != known_peers.end()) {

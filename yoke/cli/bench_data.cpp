@@ -246,7 +246,7 @@ std::unique_ptr<Trainer> make_trainer(const std::string& name, const BenchData& 
   return std::make_unique<Peer>(name == "torch" ? "alone" : name, bench);
 }
 
-Work work_of(const std::string& model) {
+StepLoad load_of(const std::string& model) {
   if (model == "mlp") return {.tokens = Mlp::kBatch};
   const GptSizes& sizes = model == "gpt2" ? kGpt2 : kGpt;
   const double tokens = double(sizes.batch * sizes.time), dim = double(sizes.dim),

@@ -25,11 +25,11 @@ class Trainer {
 };
 
 // What a rank computes in one step.
-struct Work {
+struct StepLoad {
   double tokens = 0;  // or samples
   double flops = 0;   // 6 for each parameter and token, and attention's; 0: not counted
 };
-Work work_of(const std::string& model);
+StepLoad load_of(const std::string& model);
 
 // "alone": one rank without a wrapper, at the work of one rank; "one": the same under the wrapper;
 // "zero0" to "zero3": ours; "bf16": replicas of a float32 model that computes in bfloat16;

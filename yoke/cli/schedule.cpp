@@ -55,19 +55,17 @@ void write_file(const std::string& path, const std::function<void(std::ostream&)
   if (!file.flush()) fail(Kind::Usage, "cannot write ", path);
 }
 
-plan::Schedule schedule_of(const Options& options, const plan::Costs& costs) {
+plan::Schedule schedule_of(const Options& options, const plan::Limits& limits) {
   const bool is_file = options.name.find_first_of("/.") != std::string::npos;
   if (is_file) return plan::parse_csv(read_file(options.name));
   const bool choosable = options.name == "interleaved" || options.name == "looped-bfs";
   if (options.chunks != 0 && !choosable)
     fail(Kind::Usage, "--chunks is for interleaved and looped-bfs; ", options.name,
          " has its own number of stages on a rank");
-  plan::ScheduleShape shape{.ranks = options.ranks,
-                            .micro_batches = options.micro_batches,
-                            .chunks = options.chunks == 0 ? 2 : options.chunks,
-                            .costs = costs};
-  shape.memory = options.memory;
-  return plan::make_schedule(options.name, shape);
+  return plan::make_schedule(options.name, {.ranks = options.ranks,
+                                            .micro_batches = options.micro_batches,
+                                            .chunks = options.chunks == 0 ? 2 : options.chunks,
+                                            .limits = limits});
 }
 
 int terminal_width() {
@@ -77,22 +75,17 @@ int terminal_width() {
 
 void schedule(const Options& options) {
   const auto times = numbers("--times", options.times);
-  if (times.size() != 4 || times[0] + times[1] + times[2] == 0)
-    fail(Kind::Usage, "--times wants four numbers, F,I,W,COMM, not all 0; got '", options.times,
-         "'");
-  plan::Costs costs{.times = {times[0], times[1], times[2], times[3]}};
-  if (!(options.kept >= 0 && options.kept <= 1))
-    fail(Kind::Usage, "--kept wants a part from 0 to 1, got ", options.kept);
+  if (times.size() != 4)
+    fail(Kind::Usage, "--times wants four numbers, F,I,W,COMM; got '", options.times, "'");
+  plan::Limits limits{.memory = options.memory};
+  plan::Costs& costs = limits.costs;
+  costs.times = {times[0], times[1], times[2], times[3]};
   costs.kept_after_i = options.kept;
-  if (!(options.memory > 0)) fail(Kind::Usage, "--memory is above 0, got ", options.memory);
   if (!options.stage_weights.empty())
     costs.stage_weight = numbers("--stage-weights", options.stage_weights);
   if (!options.rank_slowness.empty())
     costs.rank_slowness = numbers("--rank-slowness", options.rank_slowness);
-  const auto made = schedule_of(options, costs);
-  costs.check(made.num_ranks(), made.num_stages());
-  plan::Limits limits{.costs = costs};
-  limits.memory = options.memory;
+  const auto made = schedule_of(options, limits);
   const auto flaw = plan::find_flaw(made, limits);
   if (flaw && options.json)
     observe::JsonLines(std::cout).write(
@@ -138,7 +131,8 @@ void schedule(const Options& options) {
   if (options.check)
     std::printf(
         "checked: every stage on one rank; every micro-batch forward and backward once, in "
-        "order; gradients reduced last; no circle; memory; one order for each pair of ranks; "
+        "order; gradients reduced last; parameters there; no circle; memory; one order for each "
+        "pair of ranks; "
         "no deadlock even if every message waits for its other end (%zu actions with "
         "messages)\n",
         plan::add_messages(made).num_actions());

@@ -257,8 +257,7 @@ struct DataParallel::Impl {
     } catch (const std::exception& error) {
       // The others are in the middle of it, and must not wait for one who may not come back.
       if (comm.size() > 1) comm.abort(comm::text_of(error));
-      counted = 0;
-      ready = false;
+      forget();
       gradients->abandon();
       weights->abandon();
       throw;

@@ -226,40 +226,24 @@ TEST(DataParallel, KeepsTheModelWholeAfterItHasGone) {
   });
 }
 
+// By all ranks; or by one who reads a file on rank 0 alone, and then has it on all.
 TEST(DataParallel, KeepsWhatIsWrittenBeforeTheFirstStep) {
-  for (const auto precision : {Precision::AsIs, Precision::Bf16})
-    for (int zero = 0; zero <= 1; ++zero)
-      on_ranks(2, [&](Communicator& comm) {
-        const auto model = make_model("mlp", at::kFloat);
-        DataParallel dp(*model, comm, {.zero = zero, .precision = precision});
-        {
-          const at::NoGradGuard no_grad;
-          model->named_parameters()["layers.1.weight"].fill_(0.25);
-        }
-        Sgd optimizer(dp, {{.lr = 0}});
-        train(comm, *model, dp, optimizer, 1);
-        const at::Tensor weight = model->named_parameters()["layers.1.weight"];
-        EXPECT_TRUE((weight == 0.25).all().item<bool>());
-      });
-}
-
-// One who reads a file on rank 0 alone, after the model was taken, has it on all ranks.
-TEST(DataParallel, TakesWhatRankZeroWritesBeforeTheFirstStep) {
-  for (const auto precision : {Precision::AsIs, Precision::Bf16})
-    for (int zero = 0; zero <= 1; ++zero)
-      on_ranks(2, [&](Communicator& comm) {
-        const auto model = make_model("mlp", at::kFloat);
-        DataParallel dp(*model, comm, {.zero = zero, .precision = precision});
-        if (comm.rank() == 0) {
-          const at::NoGradGuard no_grad;
-          model->named_parameters()["layers.1.weight"].fill_(0.25);
-        }
-        Sgd optimizer(dp, {{.lr = 0}});
-        train(comm, *model, dp, optimizer, 1);
-        const at::Tensor weight = model->named_parameters()["layers.1.weight"];
-        EXPECT_TRUE((weight == 0.25).all().item<bool>()) << zero;
-        dp.check_replicas();
-      });
+  for (const bool all_write : {true, false})
+    for (const auto precision : {Precision::AsIs, Precision::Bf16})
+      for (int zero = 0; zero <= 1; ++zero)
+        on_ranks(2, [&](Communicator& comm) {
+          const auto model = make_model("mlp", at::kFloat);
+          DataParallel dp(*model, comm, {.zero = zero, .precision = precision});
+          if (all_write || comm.rank() == 0) {
+            const at::NoGradGuard no_grad;
+            model->named_parameters()["layers.1.weight"].fill_(0.25);
+          }
+          Sgd optimizer(dp, {{.lr = 0}});
+          train(comm, *model, dp, optimizer, 1);
+          const at::Tensor weight = model->named_parameters()["layers.1.weight"];
+          EXPECT_TRUE((weight == 0.25).all().item<bool>()) << zero;
+          dp.check_replicas();
+        });
 }
 
 TEST(DataParallel, TakesSparseGradients) {

@@ -61,11 +61,7 @@ void Gradients::begin(bool reduce, std::function<void(size_t)> on_reduce) {
   }
   if (!keeps_buckets())
     while (!in_flight_.empty()) take_in(in_flight_.front());
-  if (reduced_ || !keeps_buckets())
-    for (size_t p = 0; p < states_.size(); ++p) {
-      states_[p].filled = states_[p].bound = false;
-      for (const auto& leaf : parameters_[p].leaves) leaf.mutable_grad().reset();
-    }
+  if (reduced_ || !keeps_buckets()) empty_places();
   for (auto& state : states_) state.num_arrived = 0;
   for (auto& bucket : buckets_) bucket.num_ready = 0;
   order_.clear();
@@ -234,13 +230,17 @@ at::Tensor Gradients::owned(size_t bucket) const {
 at::Tensor Gradients::shard(size_t bucket) const { return buckets_[bucket].shard; }
 
 void Gradients::clear() {
+  empty_places();
+  for (auto& bucket : buckets_) bucket.has_sum = false;
+  used_.assign(used_.size(), false);
+  reduced_ = false;
+}
+
+void Gradients::empty_places() {
   for (size_t p = 0; p < states_.size(); ++p) {
     states_[p].filled = states_[p].bound = false;
     for (const auto& leaf : parameters_[p].leaves) leaf.mutable_grad().reset();
   }
-  for (auto& bucket : buckets_) bucket.has_sum = false;
-  used_.assign(used_.size(), false);
-  reduced_ = false;
 }
 
 void Gradients::abandon() {

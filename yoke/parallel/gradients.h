@@ -80,6 +80,7 @@ class Gradients {
 
   void hook(int parameter, size_t leaf);
   void absorb(int parameter, at::Tensor& gradient);
+  void empty_places();              // nothing has arrived yet
   void copy_values(size_t bucket);  // those that wait for it
   void provide(size_t bucket);      // memory for a bucket, from the pool
   void take_in(size_t bucket);      // awaits its reduction and adds it up

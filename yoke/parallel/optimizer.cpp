@@ -49,15 +49,14 @@ StepInfo Optimizer::step() {
   StepInfo info{.step = step_ + 1, .lr = options_.lr};
   info.numbers = Readback(at::stack({norm, reduced.count, reduced.mismatch.to(at::kDouble)}));
   const bool waits = norm.is_cpu() || dp_.options().precision == Precision::Fp16;
-  info.skipped = waits && info.count() > 0 && info.numbers[2] == 0 &&
+  info.skipped = waits && info.count() > 0 && !info.mismatch() &&
                  !std::isfinite(info.grad_norm()) && dp_.loss_scale().value > 1;
   if (info.skipped) {
     dp_.stepped(/*updated=*/false);
     return info;
   }
   auto verdict = [info](const std::string& culprit) {
-    const auto& numbers = info.numbers;
-    if (numbers[2] != 0)
+    if (info.mismatch())
       fail(Kind::Usage, "in step ", info.step,
            " the ranks have gathered other parameters, or in another order; under ZeRO 3 every "
            "rank uses the same ones in each pass: evaluate inside gathered(), and choose another "

@@ -35,8 +35,9 @@ struct StepInfo {
   bool skipped = false;  // fp16: the scaled gradients did not fit, and the scale was lowered
   Readback numbers = {};
   // These wait for the device.
-  double grad_norm() const { return numbers[0]; }  // of the mean gradient, before clipping
-  double count() const { return numbers[1]; }      // samples of all ranks
+  double grad_norm() const { return numbers[0]; }    // of the mean gradient, before clipping
+  double count() const { return numbers[1]; }        // samples of all ranks
+  bool mismatch() const { return numbers[2] != 0; }  // ZeRO 3: ranks have gathered other buckets
 };
 
 class Optimizer {

@@ -7,8 +7,6 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/custom_class.h>
 
-#include <algorithm>
-
 #include "yoke/base/error.h"
 #include "yoke/parallel/autocast.h"
 
@@ -69,14 +67,6 @@ at::Tensor checkpoint(Checkpointing checkpointing, int64_t part, const Part& fn,
   const bool again = checkpointing == Checkpointing::Full ||
                      (checkpointing == Checkpointing::Selective && part % 2 == 0);
   return again ? recompute(fn, input) : fn(input);
-}
-
-Checkpointing parse_checkpointing(std::string_view name) {
-  static const std::vector<std::string> names{"none", "selective", "full"};
-  const auto found = std::ranges::find(names, name);
-  if (found == names.end())
-    fail(Kind::Usage, "there is no checkpointing '", name, "'; there are none, selective and full");
-  return Checkpointing(found - names.begin());
 }
 
 at::Tensor dropout(const at::Tensor& x, double probability, const Rng& rng, int64_t first) {

@@ -7,7 +7,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <functional>
-#include <string_view>
 
 #include "yoke/base/rng.h"
 
@@ -22,8 +21,6 @@ enum class Checkpointing { None, Selective, Full };
 at::Tensor checkpoint(Checkpointing checkpointing, int64_t part,
                       const std::function<at::Tensor(const at::Tensor&)>& fn,
                       const at::Tensor& input);
-// "none", "selective", "full"; else throws Kind::Usage.
-Checkpointing parse_checkpointing(std::string_view name);
 
 // Zeroes each element with the given probability and scales the rest. Element i of x is element
 // `first` + i of the random numbers: ranks that hold parts of a batch drop what one rank would.

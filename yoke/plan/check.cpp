@@ -46,9 +46,8 @@ class Checker {
     }
     for (int rank = 0; rank < ranks; ++rank)
       if (num_stages[size_t(rank)] != num_stages[0])
-        return Flaw{rank, 0,
-                    cat("rank ", rank, " has ", num_stages[size_t(rank)], " stages and rank 0 has ",
-                        num_stages[0])};
+        return of_row(rank, cat("rank ", rank, " has ", num_stages[size_t(rank)],
+                                " stages and rank 0 has ", num_stages[0]));
     return each([&](int rank, size_t, const Action& action) -> std::string {
       if (!action.well_formed()) return "wants a stage and a micro-batch, or has one too many";
       if (action.stage < 0) return "";
@@ -86,16 +85,24 @@ class Checker {
         if ((had | Again) == (Forward | Input | Weights | Again)) continue;
         const Act act = (had & Forward) == 0 ? Act::F : (had & Input) == 0 ? Act::I : Act::W;
         const int rank = schedule_.rank_of[size_t(stage)];
-        flaw = Flaw{rank, schedule_.rows[size_t(rank)].size(),
-                    cat(to_text({stage, act, micro}), " is missing")};
+        flaw = of_row(rank, cat(to_text({stage, act, micro}), " is missing"));
       }
     return flaw;
   }
 
+  template <typename Fn>
+  bool any(Fn fn) const {  // fn(action)
+    return std::ranges::any_of(schedule_.rows,
+                               [&](const auto& row) { return std::ranges::any_of(row, fn); });
+  }
   bool has(Act act) const {
-    return std::ranges::any_of(schedule_.rows, [&](const auto& row) {
-      return std::ranges::find(row, act, &Action::act) != row.end();
-    });
+    return any([&](const Action& action) { return action.act == act; });
+  }
+  bool has_messages() const {
+    return any([](const Action& action) { return action.is_message(); });
+  }
+  Flaw of_row(int rank, std::string what) const {
+    return {rank, schedule_.rows[size_t(rank)].size(), std::move(what)};
   }
 
   // All stages are reduced or none; the optimizer's step comes last, on all ranks or on none.
@@ -117,10 +124,9 @@ class Checker {
       return flaw;
     for (int stage = 0; has(Act::ReduceGrad) && stage < schedule_.num_stages(); ++stage)
       if (const int rank = schedule_.rank_of[size_t(stage)]; !reduced[size_t(stage)])
-        return Flaw{rank, schedule_.rows[size_t(rank)].size(),
-                    cat(to_text({stage, Act::ReduceGrad, -1}), " is missing")};
+        return of_row(rank, cat(to_text({stage, Act::ReduceGrad, -1}), " is missing"));
     for (size_t r = 0; has(Act::OptStep) && r < stepped.size(); ++r)
-      if (!stepped[r]) return Flaw{int(r), schedule_.rows[r].size(), "OPT_STEP is missing"};
+      if (!stepped[r]) return of_row(int(r), "OPT_STEP is missing");
     return std::nullopt;
   }
 
@@ -152,18 +158,12 @@ class Checker {
     for (int rank = 0; rank < schedule_.num_ranks(); ++rank) {
       const double peak = simulation_->peak[size_t(rank)];
       if (peak > limits_.memory + 1e-9)
-        return Flaw{
-            rank, 0,
-            cat("the rank holds ", peak, " micro-batches, and has room for ", limits_.memory)};
+        return of_row(rank, cat("the rank holds ", peak, " micro-batches, and has room for ",
+                                limits_.memory));
     }
     return std::nullopt;
   }
 
-  bool has_messages() const {
-    return std::ranges::any_of(schedule_.rows, [](const auto& row) {
-      return std::ranges::any_of(row, [](const Action& action) { return action.is_message(); });
-    });
-  }
   static bool sends(const Action& action) {
     return action.act == Act::SendF || action.act == Act::SendB;
   }

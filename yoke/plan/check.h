@@ -15,14 +15,9 @@ namespace yoke::plan {
 
 struct Flaw {
   int rank = 0;
-  size_t index = 0;  // of the action in the rank's row; its length: something is missing
+  size_t index = 0;  // of the action in the rank's row; its length: it is of the row, not of one
   std::string what = {};
   bool deadlock = false;  // ranks wait for each other
-};
-
-struct Limits {
-  Costs costs = {};
-  double memory = std::numeric_limits<double>::infinity();  // largest peak of a rank
 };
 
 std::optional<Flaw> find_flaw(const Schedule& schedule, const Limits& limits = {});

@@ -219,7 +219,7 @@ Schedule by_rule(const ScheduleShape& shape, const Rule& rule) {
   const int p = shape.ranks, m = shape.micro_batches;
   Schedule schedule{.name = "zb-auto", .num_micro = m, .rank_of = looped(p, 1)};
   schedule.rows.resize(size_t(p));
-  const Costs& costs = shape.costs;
+  const Costs& costs = shape.limits.costs;
   struct State {
     int f = 0, i = 0, w = 0;
     double now = 0, held = 0;
@@ -236,7 +236,7 @@ Schedule by_rule(const ScheduleShape& shape, const Rule& rule) {
     const State& s = states[size_t(r)];
     const double comm = costs.times.comm;
     double f_ready = never, i_ready = never;
-    const bool room = s.held + 1 <= shape.memory + slack;
+    const bool room = s.held + 1 <= shape.limits.memory + slack;
     const int ahead = std::max(1, rule.warm_up - r * std::max(1, rule.warm_up / p));
     if (s.f < m && room && (s.i > 0 || s.f < ahead || s.f <= s.i))
       f_ready = r == 0 ? 0 : forward[size_t(r) - 1][size_t(s.f)] + comm;
@@ -283,8 +283,8 @@ Schedule by_rule(const ScheduleShape& shape, const Rule& rule) {
 // What a schedule takes: both where steps are kept apart and where they may overlap. Never, if it
 // holds too much or does not come to its end.
 double cost_of(const Schedule& schedule, const ScheduleShape& shape) {
-  const auto simulation = simulate(schedule, shape.costs);
-  if (!simulation || std::ranges::max(simulation->peak) > shape.memory + 1e-9)
+  const auto simulation = simulate(schedule, shape.limits.costs);
+  if (!simulation || std::ranges::max(simulation->peak) > shape.limits.memory + 1e-9)
     return std::numeric_limits<double>::infinity();
   const double work = simulation->makespan * (1 - simulation->bubble);
   return simulation->makespan + work / (1 - simulation->bubble_span);
@@ -313,9 +313,10 @@ void polish(Schedule& schedule, double& least, const ScheduleShape& shape) {
 
 Schedule zb_auto(const std::string& name, const ScheduleShape& shape) {
   const int p = shape.ranks;
-  shape.costs.check(p, p);
-  if (!(shape.memory >= 1))
-    fail(Kind::Usage, "zb-auto wants memory for one micro-batch or more, got ", shape.memory);
+  shape.limits.costs.check(p, p);
+  if (!(shape.limits.memory >= 1))
+    fail(Kind::Usage, "zb-auto wants memory for one micro-batch or more, got ",
+         shape.limits.memory);
   Schedule best;
   double least = std::numeric_limits<double>::infinity();
   auto consider = [&](const Schedule& schedule) {
@@ -332,8 +333,8 @@ Schedule zb_auto(const std::string& name, const ScheduleShape& shape) {
     for (const double gap : gaps)
       for (const bool f_first : {false, true}) {
         ScheduleShape bounded = shape;
-        bounded.memory = std::min(shape.memory, double(warm_up));
-        consider(by_rule(bounded, {int(bounded.memory), gap, f_first}));
+        bounded.limits.memory = std::min(shape.limits.memory, double(warm_up));
+        consider(by_rule(bounded, {int(bounded.limits.memory), gap, f_first}));
       }
   consider(zero_bubble(name, shape, 1));
   if (shape.micro_batches >= 2 * p - 1) consider(zero_bubble(name, shape, 2));

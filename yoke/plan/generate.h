@@ -10,8 +10,7 @@ struct ScheduleShape {
   int ranks = 1;
   int micro_batches = 1;
   int chunks = 2;  // stages of a rank, where the schedule lets one choose: interleaved, looped-bfs
-  Costs costs = {};                                         // zb-auto: what it is made for
-  double memory = std::numeric_limits<double>::infinity();  // zb-auto: the largest peak of a rank
+  Limits limits = {};  // zb-auto: what it is made for
 };
 
 // layer, gpipe, 1f1b, interleaved, looped-bfs, zb-h1, zb-h2, zbv, dualpipev, zb-auto. Throws

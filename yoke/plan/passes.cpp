@@ -2,6 +2,7 @@
 #include "yoke/plan/passes.h"
 
 #include <algorithm>
+#include <tuple>
 
 #include "yoke/base/error.h"
 #include "yoke/plan/check.h"
@@ -9,52 +10,34 @@
 namespace yoke::plan {
 
 Schedule add_messages(const Schedule& schedule) {
+  std::pair<int, size_t> stuck;
+  const auto simulation = simulate(schedule, {}, &stuck);
+  if (!simulation)
+    fail(Kind::Usage, picture_of(schedule, {stuck.first, stuck.second, "waits for ever"}));
+  // All ranks' actions in the one order in which they would end.
+  std::vector<std::tuple<double, int, size_t>> order;  // end, rank, place in its row
+  for (int rank = 0; rank < schedule.num_ranks(); ++rank)
+    for (size_t i = 0; i < schedule.rows[size_t(rank)].size(); ++i)
+      order.emplace_back(simulation->rows[size_t(rank)][i].end, rank, i);
+  std::ranges::sort(order);
   Schedule result = schedule;
   for (auto& row : result.rows) row.clear();
-  const int stages = schedule.num_stages();
-  std::vector<std::vector<bool>> forward(size_t(stages),
-                                         std::vector<bool>(size_t(schedule.num_micro), false)),
-      input = forward;
-  auto done = [](const auto& board, int stage, int micro) {
-    return bool(board[size_t(stage)][size_t(micro)]);
-  };
-  auto can_run = [&](const Action& action) {
-    const auto [stage, act, micro] = action;
-    if (act == Act::F) return stage == 0 || done(forward, stage - 1, micro);
-    if (action.is_backward())
-      return done(forward, stage, micro) && (stage == stages - 1 || done(input, stage + 1, micro));
-    if (act == Act::W) return done(input, stage, micro);
-    if (act == Act::Recompute) return done(forward, stage, micro);
-    return true;
-  };
   auto tell = [&](int rank, const Action& send, const Action& receive) {
     const int other = schedule.rank_of[size_t(receive.stage)];
     if (other == rank) return;
     result.rows[size_t(rank)].push_back(send);
     result.rows[size_t(other)].push_back(receive);
   };
-  std::vector<size_t> next(schedule.rows.size(), 0);
-  for (bool progress = true; progress;) {
-    progress = false;
-    for (int rank = 0; rank < schedule.num_ranks(); ++rank) {
-      const auto r = size_t(rank);
-      if (next[r] == schedule.rows[r].size() || !can_run(schedule.rows[r][next[r]])) continue;
-      const Action action = schedule.rows[r][next[r]++];
-      const auto [stage, act, micro] = action;
-      progress = true;
-      if (action.is_message()) continue;  // they are put in anew
-      result.rows[r].push_back(action);
-      if (act == Act::F) forward[size_t(stage)][size_t(micro)] = true;
-      if (action.is_backward()) input[size_t(stage)][size_t(micro)] = true;
-      if (act == Act::F && stage + 1 < stages)
-        tell(rank, {stage, Act::SendF, micro}, {stage + 1, Act::RecvF, micro});
-      if (action.is_backward() && stage > 0)
-        tell(rank, {stage, Act::SendB, micro}, {stage - 1, Act::RecvB, micro});
-    }
+  for (const auto& [end, rank, i] : order) {
+    const Action action = schedule.rows[size_t(rank)][i];
+    const auto [stage, act, micro] = action;
+    if (action.is_message()) continue;  // they are put in anew
+    result.rows[size_t(rank)].push_back(action);
+    if (act == Act::F && stage + 1 < schedule.num_stages())
+      tell(rank, {stage, Act::SendF, micro}, {stage + 1, Act::RecvF, micro});
+    if (action.is_backward() && stage > 0)
+      tell(rank, {stage, Act::SendB, micro}, {stage - 1, Act::RecvB, micro});
   }
-  for (size_t r = 0; r < next.size(); ++r)
-    if (next[r] < schedule.rows[r].size())
-      fail(Kind::Usage, picture_of(schedule, {int(r), next[r], "waits for ever"}));
   return result;
 }
 

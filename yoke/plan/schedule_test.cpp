@@ -178,8 +178,8 @@ TEST(Schedule, TheAutomaticOneUsesItsMemory) {
   const Costs costs{.times = {.f = 18.5, .i = 18.1, .w = 9.3, .comm = 0.6}};
   const int p = 8, m = 24;
   auto bubble = [&](double memory) {
-    const auto schedule = make_schedule(
-        "zb-auto", {.ranks = p, .micro_batches = m, .costs = costs, .memory = memory});
+    const auto schedule =
+        make_schedule("zb-auto", {.ranks = p, .micro_batches = m, .limits = {costs, memory}});
     check(schedule, {.costs = costs, .memory = memory});
     return simulate(schedule, costs)->bubble_span;
   };
@@ -205,8 +205,8 @@ TEST(Schedule, TheAutomaticOneIsAsGoodAsThePapers) {
   for (const auto& [p, m, times, kept, one, two] : rows) {
     const Costs costs{.times = times, .kept_after_i = kept};
     auto bubble = [&, p = p, m = m](double memory) {
-      const auto schedule = make_schedule(
-          "zb-auto", {.ranks = p, .micro_batches = m, .costs = costs, .memory = memory});
+      const auto schedule =
+          make_schedule("zb-auto", {.ranks = p, .micro_batches = m, .limits = {costs, memory}});
       check(schedule, {.costs = costs, .memory = memory});
       return simulate(schedule, costs)->bubble_span;
     };

@@ -30,6 +30,11 @@ struct Costs {
   void check(int ranks, int stages) const;
 };
 
+struct Limits {
+  Costs costs = {};
+  double memory = std::numeric_limits<double>::infinity();  // the largest peak of a rank
+};
+
 struct Timed {
   Action action;
   double begin = 0, end = 0;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "yoke/comm/run_ranks.h"
 
+#include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <sched.h>
 
@@ -32,6 +33,25 @@ void pin_to_cores(int rank, int num_ranks) {
     if (CPU_ISSET(cpu, &allowed) && place++ / each == rank) CPU_SET(cpu, &mine);
   sched_setaffinity(0, sizeof mine, &mine);
 }
+
+// cuDNN makes a plan of its attention in every new thread and loads it, and loading waits for what
+// runs on the GPUs of this process: also for a peer's operation, which waits for this very rank.
+// The other kinds of attention are there from the start.
+class NoLateKernels {
+ public:
+  explicit NoLateKernels(bool several)
+      : cudnn_(several && at::globalContext().userEnabledCuDNNSDP()) {
+    if (cudnn_) at::globalContext().setSDPUseCuDNN(false);
+  }
+  ~NoLateKernels() {
+    if (cudnn_) at::globalContext().setSDPUseCuDNN(true);
+  }
+  NoLateKernels(const NoLateKernels&) = delete;
+  NoLateKernels& operator=(const NoLateKernels&) = delete;
+
+ private:
+  const bool cudnn_;
+};
 
 // Which of its host's ranks it is.
 int place_on_host(const World& world, int rank) {
@@ -80,6 +100,8 @@ void detail::run_here(const std::shared_ptr<World>& world,
   const int threads =
       options.threads_per_rank > 0 ? options.threads_per_rank : std::max(1, cores / on_host);
 
+  const NoLateKernels no_late_kernels(
+      std::ranges::count(options.devices, topo::DeviceKind::Cuda, &topo::Device::kind) > 1);
   if (options.on_world) options.on_world(world);
   const BackendFactory backend = options.backend ? options.backend : local_backend();
   std::vector<Communicator> ends;

@@ -5,6 +5,7 @@
 // a launcher as several processes, they form one world for each on_ranks() of its size.
 #pragma once
 
+#include <ATen/Context.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -58,6 +59,7 @@ inline void on_ranks(int ranks, const std::function<void(Communicator&)>& fn) {
   const bool launched = launch.world_size > 1 && launch.world_size == ranks;
   if (over_nccl()) run.backend = comm::nccl_backend({.file = setting("YOKE_TEST_NCCL")});
   if (launched && !over_nccl()) run.backend = comm::shm_backend();
+  at::globalContext().setSDPUseCuDNN(false);  // several ranks do without: so one must, too
   if (test_device().is_cuda())
     run.devices.assign(size_t(launched ? 1 : ranks), {topo::DeviceKind::Cuda, 0});
   if (!launched) return comm::run_ranks(ranks, fn, run);

@@ -2,6 +2,7 @@
 #include "yoke/plan/check.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <map>
 #include <utility>
 

@@ -85,9 +85,7 @@ struct DataParallel::Impl {
     if (model.trainable.empty())
       fail(Kind::Usage, "the module has no parameter that requires a gradient");
     for (const auto& parameter : model.trainable) values.push_back(parameter.tensor().detach());
-    std::vector<int> order(model.trainable.size());
-    std::iota(order.rbegin(), order.rend(), 0);  // backward comes from the end
-    build(plan_for(order));
+    build(plan_for({backwards(0)}));
     learning = options.learn_order && options.zero < 2;
     if (learning) first_sums = checksums();
     if (!learning || compute_type(options.precision, own_type) == own_type) values.clear();
@@ -128,6 +126,53 @@ struct DataParallel::Impl {
     gradients = make_gradients();
     warm_up();
     start_autocast();
+  }
+
+  void take(Parts parts) {
+    if (options.zero == 3) fail(Kind::Usage, "a model in parts wants zero = 0, 1 or 2, got 3");
+    std::vector<std::vector<int>> groups;
+    for (const auto& part : parts) {
+      const auto first = model.trainable.size();
+      Model given = model_of(*part);
+      // What an earlier part has as well is complete with this one.
+      std::vector<int> again;
+      std::erase_if(given.trainable, [&](const auto& parameter) {
+        const auto known = std::ranges::find_if(model.trainable, [&](const auto& other) {
+          return same_memory(other.tensor(), parameter.tensor());
+        });
+        if (known == model.trainable.end()) return false;
+        for (const auto& leaf : parameter.leaves) add_leaf(*known, leaf);
+        again.push_back(int(known - model.trainable.begin()));
+        return true;
+      });
+      for (const int p : again)
+        for (auto& group : groups) std::erase(group, p);
+      take_in(std::move(given));
+      groups.push_back(backwards(first));
+      groups.back().insert(groups.back().end(), again.begin(), again.end());
+    }
+    for (const auto& parameter : model.trainable) values.push_back(parameter.tensor().detach());
+    build(plan_for(groups));
+    values.clear();
+    for (size_t begin = 0; const auto& group : groups) {
+      std::vector<bool> in(model.trainable.size());
+      for (const int p : group) in[size_t(p)] = true;
+      size_t end = begin;
+      while (end < layout->buckets.size() && in[size_t(layout->buckets[end].slots[0].parameter)])
+        ++end;
+      ranges.push_back({begin, end});
+      begin = end;
+    }
+    units = std::move(parts);
+    warm_up();
+    start_autocast();
+  }
+
+  // The parameters from `first` on, as backward comes to them.
+  std::vector<int> backwards(size_t first) const {
+    std::vector<int> order(model.trainable.size() - first);
+    std::iota(order.rbegin(), order.rend(), int(first));
+    return order;
   }
 
   // True if an earlier part has it: then the leaves become that parameter's too.
@@ -195,10 +240,10 @@ struct DataParallel::Impl {
             .zero = options.zero, .dtype = own_type, .device = device, .wire = options.wire});
   }
 
-  plan::Layout plan_for(const std::vector<int>& order) const {
+  plan::Layout plan_for(const std::vector<std::vector<int>>& groups) const {
     const int64_t width = int64_t(c10::elementSize(own_type));
     return plan::make_layout(
-        parameters_of(model), order, comm.size(),
+        parameters_of(model), groups, comm.size(),
         {.usual = options.bucket_bytes / width, .first = options.first_bucket_bytes / width});
   }
 
@@ -218,7 +263,7 @@ struct DataParallel::Impl {
     std::vector<at::Tensor> sums;
     for (const auto& parameter : model.trainable)
       sums.push_back(checksum(parameter.tensor().detach().reshape({-1})));
-    return at::stack(sums);
+    return sums.empty() ? at::empty({0}, at::kLong) : at::stack(sums);
   }
 
   // Rank 0's order of the first pass becomes everybody's; what had no gradient comes last. So do
@@ -242,7 +287,7 @@ struct DataParallel::Impl {
     const at::Tensor agreed = order.cpu();
     const auto* first = agreed.const_data_ptr<int64_t>();
     const auto* last = first + model.trainable.size();
-    auto planned = plan_for(std::vector<int>(first, last));
+    auto planned = plan_for({std::vector<int>(first, last)});
     if (*last || !plan::same_buckets(planned, *layout)) build(std::move(planned));
     values.clear();
   }
@@ -252,8 +297,14 @@ struct DataParallel::Impl {
       fail(Kind::Usage,
            "backward() wants the sum of the losses, one element, and their number; got ",
            loss_sum.defined() ? loss_sum.numel() : 0, " elements and ", count);
+    guarded([&] { run_pass(loss_sum, reduce); });
+    counted += count;
+    ready = reduce;
+  }
+
+  void guarded(const std::function<void()>& fn) {
     try {
-      run_pass(loss_sum, reduce);
+      fn();
     } catch (const std::exception& error) {
       // The others are in the middle of it, and must not wait for one who may not come back.
       if (comm.size() > 1) comm.abort(comm::text_of(error));
@@ -262,14 +313,29 @@ struct DataParallel::Impl {
       weights->abandon();
       throw;
     }
-    counted += count;
-    ready = reduce;
   }
+
+  void run_part(size_t part, bool reduce, const std::function<void(const Deliver&)>& fn) {
+    weights->check();
+    gradients->begin(reduce, ranges.at(part));
+    weights->begin_backward();
+    {
+      const Autocast off(device.type(), false, compute_type(options.precision, own_type));
+      fn([this](const auto& leaf, const auto& value, bool last) {
+        gradients->deliver(leaf, value, last);
+      });
+    }
+    gradients->end();
+    weights->end_backward();
+    weights->check();
+  }
+
+  Gradients::Range all_buckets() const { return {0, layout->buckets.size()}; }
 
   void run_pass(const at::Tensor& loss_sum, bool reduce) {
     weights->check();
     const bool every_pass = options.zero >= 2;
-    gradients->begin((reduce || every_pass) && !learning,
+    gradients->begin((reduce || every_pass) && !learning, all_buckets(),
                      [this](size_t bucket) { weights->note_reduce(bucket); });
     if (loss_sum.defined()) {
       weights->begin_backward();
@@ -284,7 +350,7 @@ struct DataParallel::Impl {
     weights->check();
     if (learning) {
       learn();
-      gradients->begin(reduce);
+      gradients->begin(reduce, all_buckets());
       gradients->end();
     }
   }
@@ -301,7 +367,8 @@ struct DataParallel::Impl {
   }
 
   Model model;
-  std::vector<std::shared_ptr<torch::nn::Module>> units;
+  Parts units;
+  std::vector<Gradients::Range> ranges;  // of the buckets, by part
   const comm::Communicator comm;
   const DataParallelOptions options;
   at::Device device = at::kCPU;
@@ -341,10 +408,23 @@ DataParallel::DataParallel(const std::vector<UnitFactory>& units, const comm::Co
   impl_->take(units);
 }
 
+DataParallel::DataParallel(Parts parts, const comm::Communicator& comm,
+                           const DataParallelOptions& options)
+    : impl_(std::make_unique<Impl>(comm, options)) {
+  impl_->take(std::move(parts));
+}
+
 DataParallel::~DataParallel() = default;
 
-const std::vector<std::shared_ptr<torch::nn::Module>>& DataParallel::units() const {
-  return impl_->units;
+const DataParallel::Parts& DataParallel::units() const { return impl_->units; }
+
+void DataParallel::pass(size_t part, bool reduce, const std::function<void(const Deliver&)>& fn) {
+  impl_->guarded([&] { impl_->run_part(part, reduce, fn); });
+}
+
+void DataParallel::end_passes(double count) {
+  impl_->counted += count;
+  impl_->ready = true;
 }
 
 void DataParallel::backward(const at::Tensor& loss_sum, double count) {
@@ -426,6 +506,11 @@ DataParallel::Reduced DataParallel::reduced(bool exact) {
   for (size_t b = 0; b < layout.buckets.size(); ++b)
     tail[Squares] += sum_of_squares(impl_->gradients->shard(b), exact);
   comm.all_reduce(tail).wait();
+  if (impl_->options.across) {
+    const at::Tensor ours = tail.narrow(0, 0, Trail).clone();
+    impl_->options.across.all_reduce(ours).wait();
+    tail.narrow(0, 0, Trail).copy_(ours);
+  }
   reduced.count = tail[Count];
   reduced.squares = tail[Squares];
   reduced.mismatch = tail[Trail] != comm.size() * trail;

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "yoke/comm/communicator.h"
+#include "yoke/parallel/deferral.h"
 #include "yoke/parallel/model.h"
 #include "yoke/parallel/wire.h"
 #include "yoke/plan/layout.h"
@@ -42,6 +43,9 @@ struct DataParallelOptions {
   std::shared_ptr<const Wire> wire = plain_wire();
   int check_every = 0;        // steps from one comparison of the replicas to the next; 0: none
   double loss_scale = 65536;  // Fp16: the first
+  // The ranks that have other parameters of the same model, with the same samples: the norm, the
+  // counts and what is not finite are of all. Empty: nobody.
+  comm::Communicator across = {};
 };
 
 // Fp16: what the loss is multiplied with, so that small gradients do not vanish.
@@ -63,8 +67,13 @@ class DataParallel {
   using UnitFactory = std::function<std::shared_ptr<torch::nn::Module>()>;
   DataParallel(const std::vector<UnitFactory>& units, const comm::Communicator& comm,
                const DataParallelOptions& options = {.zero = 3});
+  // A model in parts whose backward passes are made one by one, by pass(); no bucket has parameters
+  // of two. In the order in which their gradients are complete. The order is not learnt.
+  using Parts = std::vector<std::shared_ptr<torch::nn::Module>>;
+  DataParallel(Parts parts, const comm::Communicator& comm,
+               const DataParallelOptions& options = {});
   ~DataParallel();
-  const std::vector<std::shared_ptr<torch::nn::Module>>& units() const;
+  const Parts& units() const;
 
   // Adds the gradient of `loss_sum` over `count` samples (or tokens), and reduces it over the ranks
   // while it is computed. A step divides the sum of all gradients by the sum of all counts. A rank
@@ -72,6 +81,13 @@ class DataParallel {
   void backward(const at::Tensor& loss_sum, double count);
   // The same for all but the last micro-batch of a step; stages 0 and 1 do not communicate.
   void accumulate(const at::Tensor& loss_sum, double count);
+
+  // Of a model in parts: `fn` runs backward through one of them. Weight gradients that layers have
+  // put off it gives to `deliver`. `reduce`: the part's gradients are complete, or, at stage 2 and
+  // above, those of one more micro-batch.
+  void pass(size_t part, bool reduce, const std::function<void(const Deliver& deliver)>& fn);
+  // After the last of a step, with the number of this rank's samples.
+  void end_passes(double count);
 
   // Runs `fn` while every rank has all parameters: to save, evaluate or look at them. What it
   // writes into them is lost at stages 1 and above.

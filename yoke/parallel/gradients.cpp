@@ -39,6 +39,7 @@ Gradients::Gradients(std::shared_ptr<const plan::Layout> layout,
   }
   for (size_t p = 0; p < parameters_.size(); ++p)
     for (size_t leaf = 0; leaf < parameters_[p].leaves.size(); ++leaf) {
+      leaves_[parameters_[p].leaves[leaf].unsafeGetTensorImpl()] = {int(p), leaf};
       const auto node = torch::autograd::impl::grad_accumulator(parameters_[p].leaves[leaf]);
       const auto key = node->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(
           [this, p, leaf](const auto& outputs, const auto&) {
@@ -53,20 +54,22 @@ Gradients::~Gradients() {
   for (const auto& remove : remove_hooks_) remove();
 }
 
-void Gradients::begin(bool reduce, std::function<void(size_t)> on_reduce) {
+void Gradients::begin(bool reduce, Range range, std::function<void(size_t)> on_reduce) {
   const at::NoGradGuard no_grad;
-  if (reduced_ && keeps_buckets()) {  // a second reduction in one step: the first is kept apart
-    await();
-    for (size_t b = 0; b < buckets_.size(); ++b) buckets_[b].carry = owned(b).clone();
+  for (size_t b = range.begin; b < range.end; ++b) {
+    Bucket& bucket = buckets_[b];
+    bucket.num_ready = 0;
+    for (const auto& slot : layout_->buckets[b].slots)
+      states_[size_t(slot.parameter)].num_arrived = 0;
+    if (!bucket.reduced) continue;
+    settle(b);
+    if (keeps_buckets()) bucket.carry = owned(b).clone();  // the first reduction is kept apart
+    empty_places(b);
+    bucket.reduced = false;
   }
-  if (!keeps_buckets())
-    while (!in_flight_.empty()) take_in(in_flight_.front());
-  if (reduced_ || !keeps_buckets()) empty_places();
-  for (auto& state : states_) state.num_arrived = 0;
-  for (auto& bucket : buckets_) bucket.num_ready = 0;
   order_.clear();
-  next_ = 0;
-  reduced_ = false;
+  range_ = range;
+  next_ = range.begin;
   active_ = true;
   reducing_ = reduce;
   on_reduce_ = std::move(on_reduce);
@@ -74,8 +77,8 @@ void Gradients::begin(bool reduce, std::function<void(size_t)> on_reduce) {
 
 void Gradients::end() {
   const at::NoGradGuard no_grad;
-  if (reducing_) reduce_up_to(buckets_.size() - 1);
-  for (size_t b = 0; b < buckets_.size(); ++b) copy_values(b);
+  if (reducing_ && range_.begin < range_.end) reduce_up_to(range_.end - 1);
+  for (size_t b = range_.begin; b < range_.end; ++b) copy_values(b);
   active_ = reducing_ = false;
 }
 
@@ -85,6 +88,11 @@ void Gradients::hook(int parameter, size_t leaf) {
   if (!gradient.defined()) return;  // a layer that will bring it later
   const at::NoGradGuard no_grad;
   State& state = states_[size_t(parameter)];
+  if (!range_.has(state.bucket)) {  // tied: the part that has it will come
+    absorb(parameter, gradient);
+    used_[size_t(parameter)] = true;
+    return;
+  }
   if (state.num_arrived == int(parameters_[size_t(parameter)].leaves.size()))
     fail(Kind::Usage, "parameter '", parameters_[size_t(parameter)].name,
          "' had its gradient twice in one backward pass: it is used in several recomputed parts, "
@@ -94,9 +102,22 @@ void Gradients::hook(int parameter, size_t leaf) {
   if (++state.num_arrived < int(parameters_[size_t(parameter)].leaves.size())) return;
   order_.push_back(parameter);
   ++buckets_[state.bucket].num_ready;
-  while (reducing_ && next_ < buckets_.size() &&
+  while (reducing_ && next_ < range_.end &&
          buckets_[next_].num_ready == int(layout_->buckets[next_].slots.size()))
     launch(next_++);
+}
+
+void Gradients::deliver(const at::Tensor& leaf, const at::Tensor& value, bool last) {
+  const at::NoGradGuard no_grad;
+  const auto [parameter, index] = leaves_.at(leaf.unsafeGetTensorImpl());
+  at::Tensor& gradient = leaf.mutable_grad();
+  if (gradient.defined()) {
+    if (states_[size_t(parameter)].bound) copy_values(states_[size_t(parameter)].bucket);
+    gradient.add_(value);
+  } else {
+    gradient = value;
+  }
+  if (last) hook(parameter, index);
 }
 
 void Gradients::absorb(int parameter, at::Tensor& gradient) {
@@ -194,7 +215,7 @@ void Gradients::launch(size_t b) {
                                                 bucket.full);
   }
   in_flight_.push_back(b);
-  reduced_ = true;
+  bucket.reduced = true;
   if (on_reduce_) on_reduce_(b);
 }
 
@@ -213,14 +234,17 @@ void Gradients::take_in(size_t b) {
   bucket.full.reset();
 }
 
+void Gradients::settle(size_t b) {
+  if (std::ranges::find(in_flight_, b) != in_flight_.end()) take_in(b);
+  if (!buckets_[b].carry.defined()) return;
+  owned(b).add_(buckets_[b].carry);
+  buckets_[b].carry.reset();
+}
+
 void Gradients::await() {
   const at::NoGradGuard no_grad;
-  while (!in_flight_.empty()) take_in(in_flight_.front());
-  for (size_t b = 0; b < buckets_.size(); ++b)
-    if (buckets_[b].carry.defined()) {
-      owned(b).add_(buckets_[b].carry);
-      buckets_[b].carry.reset();
-    }
+  while (!in_flight_.empty()) settle(in_flight_.front());
+  for (size_t b = 0; b < buckets_.size(); ++b) settle(b);
 }
 
 at::Tensor Gradients::owned(size_t bucket) const {
@@ -230,14 +254,16 @@ at::Tensor Gradients::owned(size_t bucket) const {
 at::Tensor Gradients::shard(size_t bucket) const { return buckets_[bucket].shard; }
 
 void Gradients::clear() {
-  empty_places();
-  for (auto& bucket : buckets_) bucket.has_sum = false;
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    empty_places(b);
+    buckets_[b].has_sum = buckets_[b].reduced = false;
+  }
   used_.assign(used_.size(), false);
-  reduced_ = false;
 }
 
-void Gradients::empty_places() {
-  for (size_t p = 0; p < states_.size(); ++p) {
+void Gradients::empty_places(size_t b) {
+  for (const auto& slot : layout_->buckets[b].slots) {
+    const auto p = size_t(slot.parameter);
     states_[p].filled = states_[p].bound = false;
     for (const auto& leaf : parameters_[p].leaves) leaf.mutable_grad().reset();
   }

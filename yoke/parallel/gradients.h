@@ -9,6 +9,8 @@
 
 #include <functional>
 #include <memory>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "yoke/comm/communicator.h"
@@ -33,10 +35,18 @@ class Gradients {
   Gradients(const Gradients&) = delete;
   Gradients& operator=(const Gradients&) = delete;
 
-  // Around each backward pass. `reduce`: its gradients are reduced while it runs, and `on_reduce`
-  // is told of each bucket; else they are only added up, and a later pass reduces them.
-  void begin(bool reduce, std::function<void(size_t)> on_reduce = nullptr);
+  // Some of the buckets, one after the other.
+  struct Range {
+    size_t begin = 0, end = 0;
+    bool has(size_t bucket) const { return begin <= bucket && bucket < end; }
+  };
+  // Around each backward pass. `reduce`: the gradients of a part of the model, which has the
+  // buckets of the range to itself, are reduced while it runs, and `on_reduce` is told of each
+  // bucket; else they are only added up, and a later pass reduces them.
+  void begin(bool reduce, Range range, std::function<void(size_t)> on_reduce = nullptr);
   void end();
+  // In a pass: a gradient that autograd does not bring. `last`: in this pass no more of it comes.
+  void deliver(const at::Tensor& leaf, const at::Tensor& value, bool last);
   // Between the two: reduces the buckets up to this one, whatever they hold.
   void reduce_up_to(size_t bucket);
   // Takes over what another layout of the same parameters holds. Stages 0 and 1.
@@ -67,6 +77,7 @@ class Gradients {
     std::vector<at::Tensor> places = {}, values = {};  // on a GPU: to be copied in one go
     comm::Work work = {};
     int num_ready = 0;
+    bool reduced = false;  // since it was last filled
     bool has_sum = false;  // the shard holds that of earlier passes, at stages 2 and 3
   };
   struct State {
@@ -80,10 +91,11 @@ class Gradients {
 
   void hook(int parameter, size_t leaf);
   void absorb(int parameter, at::Tensor& gradient);
-  void empty_places();              // nothing has arrived yet
-  void copy_values(size_t bucket);  // those that wait for it
-  void provide(size_t bucket);      // memory for a bucket, from the pool
-  void take_in(size_t bucket);      // awaits its reduction and adds it up
+  void empty_places(size_t bucket);  // nothing has arrived yet
+  void copy_values(size_t bucket);   // those that wait for it
+  void provide(size_t bucket);       // memory for a bucket, from the pool
+  void take_in(size_t bucket);       // awaits its reduction and adds it up
+  void settle(size_t bucket);        // the same, with what was kept apart
   void launch(size_t bucket);
   void clear_gaps(const plan::Bucket& plan, const at::Tensor& tensor) const;
   bool keeps_buckets() const { return options_.zero < 2; }
@@ -96,12 +108,14 @@ class Gradients {
   std::vector<State> states_;
   std::vector<bool> used_;
   std::vector<int> order_;
+  std::unordered_map<const at::TensorImpl*, std::pair<int, size_t>> leaves_;
   std::vector<std::function<void()>> remove_hooks_;
   std::vector<at::Tensor> pool_;
   int64_t num_allocated_ = 0;  // elements, in the pool or taken from it
   std::vector<size_t> in_flight_;
-  size_t next_ = 0;  // the bucket to be launched next
-  bool active_ = false, reducing_ = false, reduced_ = false;
+  size_t next_ = 0;   // the bucket to be launched next
+  Range range_ = {};  // of this pass
+  bool active_ = false, reducing_ = false;
   std::function<void(size_t)> on_reduce_;
 };
 

@@ -48,17 +48,19 @@ Layout make_layout(std::vector<Parameter> parameters, const std::vector<std::vec
   return layout;
 }
 
-Layout make_layout(std::vector<Parameter> parameters, const std::vector<int>& order, int num_shards,
-                   BucketSizes sizes) {
+Layout make_layout(std::vector<Parameter> parameters, const std::vector<std::vector<int>>& groups,
+                   int num_shards, BucketSizes sizes) {
   std::vector<std::vector<int>> buckets;
-  int64_t room = 0;  // in the last bucket
-  for (const int p : order) {
-    if (room <= 0) {
-      room = buckets.empty() ? sizes.first : sizes.usual;
-      buckets.emplace_back();
+  for (const auto& group : groups) {
+    int64_t room = 0;  // in the last bucket
+    for (const int p : group) {
+      if (room <= 0) {
+        room = buckets.empty() ? sizes.first : sizes.usual;
+        buckets.emplace_back();
+      }
+      buckets.back().push_back(p);
+      room -= parameters.at(size_t(p)).count();
     }
-    buckets.back().push_back(p);
-    room -= parameters.at(size_t(p)).count();
   }
   return make_layout(std::move(parameters), buckets, num_shards);
 }

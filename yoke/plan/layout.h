@@ -59,10 +59,10 @@ struct BucketSizes {
   int64_t first = 0;  // the first one is small, so that communication starts early
 };
 
-// Buckets of the parameters in `order`. Inside a bucket matrices come before vectors, which
-// optimizers treat otherwise.
-Layout make_layout(std::vector<Parameter> parameters, const std::vector<int>& order, int num_shards,
-                   BucketSizes sizes);
+// Buckets of the parameters in the order of the groups; none has parameters of two. Inside a bucket
+// matrices come before vectors, which optimizers treat otherwise.
+Layout make_layout(std::vector<Parameter> parameters, const std::vector<std::vector<int>>& groups,
+                   int num_shards, BucketSizes sizes);
 // Buckets as given.
 Layout make_layout(std::vector<Parameter> parameters, const std::vector<std::vector<int>>& buckets,
                    int num_shards);

@@ -14,7 +14,7 @@ std::vector<Parameter> model() {
 }
 
 TEST(Layout, PutsParametersAtAlignedStartsMatricesFirst) {
-  const auto layout = make_layout(model(), {3, 2, 1, 0}, 2, {.usual = 1000, .first = 1});
+  const auto layout = make_layout(model(), {{3, 2, 1, 0}}, 2, {.usual = 1000, .first = 1});
   EXPECT_EQ(layout.text(),
             "bucket 0: 128 in 2 of 64: b.bias@0\n"
             "bucket 1: 768 in 2 of 384: b.weight@0 a.weight@512 a.bias@640\n");
@@ -33,7 +33,8 @@ TEST(Layout, TakesBucketsAsGiven) {
 
 TEST(Layout, CutsEveryElementIntoExactlyOneShard) {
   for (const int num_shards : {1, 2, 3, 4, 7}) {
-    const auto layout = make_layout(model(), {0, 1, 2, 3}, num_shards, {.usual = 300, .first = 50});
+    const auto layout =
+        make_layout(model(), {{0, 1, 2, 3}}, num_shards, {.usual = 300, .first = 50});
     std::vector<std::vector<int>> times;
     for (const auto& parameter : layout.parameters)
       times.emplace_back(size_t(parameter.count()), 0);
@@ -62,7 +63,7 @@ TEST(Layout, GrowsBucketByBucket) {
 }
 
 TEST(Layout, AnEmptyParameterHasASlot) {
-  const auto layout = make_layout({{"none", {0, 4}}, {"scalar", {}}}, {0, 1}, 2, {10, 10});
+  const auto layout = make_layout({{"none", {0, 4}}, {"scalar", {}}}, {{0, 1}}, 2, {10, 10});
   EXPECT_EQ(layout.text(), "bucket 0: 128 in 2 of 64: none@0 scalar@0\n");
 }
 
@@ -74,7 +75,7 @@ TEST(Layout, MemoryFollowsTheZeroFormulas) {
     order.push_back(i);
   }
   const int64_t count = 64 * 65536, d = 4;
-  const auto layout = make_layout(parameters, order, int(d), {.usual = 65536, .first = 65536});
+  const auto layout = make_layout(parameters, {order}, int(d), {.usual = 65536, .first = 65536});
   const Widths bf16{.parameter = 2, .gradient = 4, .optimizer = 12};
   EXPECT_EQ(memory_of(layout, 0, bf16).total(), 18 * count);
   EXPECT_EQ(memory_of(layout, 1, bf16).total(), 6 * count + 12 * count / d);

@@ -13,6 +13,7 @@
 #include <numeric>
 
 #include "yoke/base/error.h"
+#include "yoke/base/text.h"
 #include "yoke/comm/error_text.h"
 #include "yoke/parallel/autocast.h"
 #include "yoke/parallel/gradients.h"
@@ -84,7 +85,7 @@ struct DataParallel::Impl {
     take_in(std::move(given));
     if (model.trainable.empty())
       fail(Kind::Usage, "the module has no parameter that requires a gradient");
-    for (const auto& parameter : model.trainable) values.push_back(parameter.tensor().detach());
+    collect_values();
     build(plan_for({backwards(0)}));
     learning = options.learn_order && options.zero < 2;
     if (learning) first_sums = checksums();
@@ -94,10 +95,10 @@ struct DataParallel::Impl {
   }
 
   void take(const std::vector<UnitFactory>& factories) {
-    if (options.zero != 3 || factories.empty())
+    if (options.zero != 3 || factories.empty() || !options.shared.empty())
       fail(Kind::Usage,
-           "a model in parts wants zero = 3 and at least one part, got zero = ", options.zero,
-           " and ", factories.size(), " parts");
+           "a model in parts wants zero = 3, at least one part and nothing shared, got zero = ",
+           options.zero, ", ", factories.size(), " parts and ", options.shared.size(), " shared");
     auto growing = std::make_shared<plan::Layout>();
     growing->num_shards = comm.size();
     growing->buckets.resize(factories.size());
@@ -123,6 +124,7 @@ struct DataParallel::Impl {
       fail(Kind::Usage, "the parts have no parameter that requires a gradient");
     values.clear();
     weights->start();
+    ranges = {{0, layout->buckets.size()}};
     gradients = make_gradients();
     warm_up();
     start_autocast();
@@ -134,38 +136,52 @@ struct DataParallel::Impl {
     for (const auto& part : parts) {
       const auto first = model.trainable.size();
       Model given = model_of(*part);
-      // What an earlier part has as well is complete with this one.
-      std::vector<int> again;
       std::erase_if(given.trainable, [&](const auto& parameter) {
         const auto known = std::ranges::find_if(model.trainable, [&](const auto& other) {
           return same_memory(other.tensor(), parameter.tensor());
         });
         if (known == model.trainable.end()) return false;
+        if (!shares(known->name))
+          fail(Kind::Usage, "'", known->name, "' and '", parameter.name,
+               "' are one parameter of two parts; name it in `shared`");
         for (const auto& leaf : parameter.leaves) add_leaf(*known, leaf);
-        again.push_back(int(known - model.trainable.begin()));
         return true;
       });
-      for (const int p : again)
-        for (auto& group : groups) std::erase(group, p);
       take_in(std::move(given));
       groups.push_back(backwards(first));
-      groups.back().insert(groups.back().end(), again.begin(), again.end());
     }
-    for (const auto& parameter : model.trainable) values.push_back(parameter.tensor().detach());
+    collect_values();
     build(plan_for(groups));
     values.clear();
-    for (size_t begin = 0; const auto& group : groups) {
-      std::vector<bool> in(model.trainable.size());
-      for (const int p : group) in[size_t(p)] = true;
-      size_t end = begin;
-      while (end < layout->buckets.size() && in[size_t(layout->buckets[end].slots[0].parameter)])
-        ++end;
-      ranges.push_back({begin, end});
-      begin = end;
-    }
     units = std::move(parts);
     warm_up();
     start_autocast();
+  }
+
+  void collect_values() {
+    const at::NoGradGuard no_grad;
+    for (const auto& parameter : model.trainable) values.push_back(parameter.tensor().detach());
+    for (const auto& shared : options.shared) {
+      const auto members = members_of(shared);
+      if (members.empty())
+        fail(Kind::Usage, "no parameter is called '", join(shared.names, "' or '"),
+             "', which is to be shared");
+      for (const int p : members) shared.group.broadcast(values[size_t(p)], 0).wait();
+    }
+  }
+
+  bool shares(const std::string& name) const {
+    return std::ranges::any_of(options.shared, [&](const auto& shared) {
+      return std::ranges::find(shared.names, name) != shared.names.end();
+    });
+  }
+
+  std::vector<int> members_of(const DataParallelOptions::Shared& shared) const {
+    std::vector<int> members;
+    for (size_t p = 0; p < model.trainable.size(); ++p)
+      if (std::ranges::find(shared.names, model.trainable[p].name) != shared.names.end())
+        members.push_back(int(p));
+    return members;
   }
 
   // The parameters from `first` on, as backward comes to them.
@@ -234,17 +250,36 @@ struct DataParallel::Impl {
                          .reshard_after_forward = options.reshard_after_forward});
   }
   std::unique_ptr<Gradients> make_gradients() const {
-    return std::make_unique<Gradients>(
-        layout, model.trainable, comm,
-        Gradients::Options{
-            .zero = options.zero, .dtype = own_type, .device = device, .wire = options.wire});
+    return std::make_unique<Gradients>(layout, model.trainable, comm,
+                                       Gradients::Options{.zero = options.zero,
+                                                          .first_shared = first_shared(),
+                                                          .dtype = own_type,
+                                                          .device = device,
+                                                          .wire = options.wire});
   }
 
-  plan::Layout plan_for(const std::vector<std::vector<int>>& groups) const {
+  // Of the parts' parameters; those that are shared come after them.
+  plan::Layout plan_for(std::vector<std::vector<int>> groups) {
+    const size_t num_parts = groups.size();
+    for (const auto& shared : options.shared) {
+      const auto members = members_of(shared);
+      for (size_t part = 0; part < num_parts; ++part)
+        std::erase_if(groups[part],
+                      [&](int p) { return std::ranges::find(members, p) != members.end(); });
+      groups.push_back(members);
+    }
     const int64_t width = int64_t(c10::elementSize(own_type));
-    return plan::make_layout(
+    auto planned = plan::make_layout(
         parameters_of(model), groups, comm.size(),
         {.usual = options.bucket_bytes / width, .first = options.first_bucket_bytes / width});
+    ranges.clear();
+    for (size_t begin = 0; const auto& group : groups) {
+      size_t end = begin;
+      for (size_t left = group.size(); left > 0; ++end) left -= planned.buckets[end].slots.size();
+      ranges.push_back({begin, end});
+      begin = end;
+    }
+    return planned;
   }
 
   void build(plan::Layout planned) {
@@ -330,13 +365,32 @@ struct DataParallel::Impl {
     weights->check();
   }
 
-  Gradients::Range all_buckets() const { return {0, layout->buckets.size()}; }
+  // `ranges` has the parts' first, then those of what is shared.
+  size_t num_parts() const { return ranges.size() - options.shared.size(); }
+  size_t first_shared() const {
+    return options.shared.empty() ? SIZE_MAX : ranges[num_parts()].begin;
+  }
+  // Whether this rank counts the bucket in the norm.
+  bool counts(size_t bucket) const {
+    for (size_t i = 0; i < options.shared.size(); ++i)
+      if (ranges[num_parts() + i].has(bucket)) return options.shared[i].group.rank() == 0;
+    return true;
+  }
+  // After the last pass of a step.
+  void reduce_shared(const std::function<void(size_t)>& on_reduce = nullptr) {
+    for (size_t i = 0; i < options.shared.size(); ++i) {
+      const auto range = ranges[num_parts() + i];
+      gradients->begin(true, range, on_reduce);
+      if (options.shared[i].sum) gradients->sum_over(options.shared[i].group, range);
+      gradients->end();
+    }
+  }
 
   void run_pass(const at::Tensor& loss_sum, bool reduce) {
     weights->check();
     const bool every_pass = options.zero >= 2;
-    gradients->begin((reduce || every_pass) && !learning, all_buckets(),
-                     [this](size_t bucket) { weights->note_reduce(bucket); });
+    const auto note = [this](size_t bucket) { weights->note_reduce(bucket); };
+    gradients->begin((reduce || every_pass) && !learning, ranges[0], note);
     if (loss_sum.defined()) {
       weights->begin_backward();
       const Autocast off(device.type(), false, compute_type(options.precision, own_type));
@@ -346,12 +400,14 @@ struct DataParallel::Impl {
       weights->follow([this](size_t bucket) { gradients->reduce_up_to(bucket); });
     }
     gradients->end();
+    if (reduce && !learning) reduce_shared(note);
     if (loss_sum.defined()) weights->end_backward();
     weights->check();
     if (learning) {
       learn();
-      gradients->begin(reduce, all_buckets());
+      gradients->begin(reduce, ranges[0]);
       gradients->end();
+      if (reduce) reduce_shared();
     }
   }
 
@@ -368,7 +424,7 @@ struct DataParallel::Impl {
 
   Model model;
   Parts units;
-  std::vector<Gradients::Range> ranges;  // of the buckets, by part
+  std::vector<Gradients::Range> ranges;  // of the buckets; of each part, then of what is shared
   const comm::Communicator comm;
   const DataParallelOptions options;
   at::Device device = at::kCPU;
@@ -423,6 +479,7 @@ void DataParallel::pass(size_t part, bool reduce, const std::function<void(const
 }
 
 void DataParallel::end_passes(double count) {
+  impl_->guarded([&] { impl_->reduce_shared(); });
   impl_->counted += count;
   impl_->ready = true;
 }
@@ -504,7 +561,7 @@ DataParallel::Reduced DataParallel::reduced(bool exact) {
   std::ranges::copy(used, numbers + Used);
   tail = tail.to(impl_->device, /*non_blocking=*/true);
   for (size_t b = 0; b < layout.buckets.size(); ++b)
-    tail[Squares] += sum_of_squares(impl_->gradients->shard(b), exact);
+    if (impl_->counts(b)) tail[Squares] += sum_of_squares(impl_->gradients->shard(b), exact);
   comm.all_reduce(tail).wait();
   if (impl_->options.across) {
     const at::Tensor ours = tail.narrow(0, 0, Trail).clone();

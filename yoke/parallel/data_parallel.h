@@ -19,6 +19,7 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "yoke/comm/communicator.h"
@@ -46,6 +47,14 @@ struct DataParallelOptions {
   // The ranks that have other parameters of the same model, with the same samples: the norm, the
   // counts and what is not finite are of all. Empty: nobody.
   comm::Communicator across = {};
+  // Parameters that the ranks of a group have in common, in the same order, under one of the names.
+  // They begin with the values of its first rank, which counts them in the norm.
+  struct Shared {
+    std::vector<std::string> names = {};
+    comm::Communicator group = {};
+    bool sum = true;  // each has a part of the gradient; false: all of it
+  };
+  std::vector<Shared> shared = {};
 };
 
 // Fp16: what the loss is multiplied with, so that small gradients do not vanish.

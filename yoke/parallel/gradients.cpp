@@ -37,7 +37,8 @@ Gradients::Gradients(std::shared_ptr<const plan::Layout> layout,
       buckets_[b].shard = at::zeros({size}, kind);
     }
   }
-  for (size_t p = 0; p < parameters_.size(); ++p)
+  for (size_t p = 0; p < parameters_.size(); ++p) {
+    states_[p].bound.assign(parameters_[p].leaves.size(), false);
     for (size_t leaf = 0; leaf < parameters_[p].leaves.size(); ++leaf) {
       leaves_[parameters_[p].leaves[leaf].unsafeGetTensorImpl()] = {int(p), leaf};
       const auto node = torch::autograd::impl::grad_accumulator(parameters_[p].leaves[leaf]);
@@ -48,6 +49,7 @@ Gradients::Gradients(std::shared_ptr<const plan::Layout> layout,
           }));
       remove_hooks_.emplace_back([node, key] { node->del_post_hook(key); });
     }
+  }
 }
 
 Gradients::~Gradients() {
@@ -56,7 +58,8 @@ Gradients::~Gradients() {
 
 void Gradients::begin(bool reduce, Range range, std::function<void(size_t)> on_reduce) {
   const at::NoGradGuard no_grad;
-  for (size_t b = range.begin; b < range.end; ++b) {
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    if (!range.has(b) && b < options_.first_shared) continue;
     Bucket& bucket = buckets_[b];
     bucket.num_ready = 0;
     for (const auto& slot : layout_->buckets[b].slots)
@@ -78,18 +81,18 @@ void Gradients::begin(bool reduce, Range range, std::function<void(size_t)> on_r
 void Gradients::end() {
   const at::NoGradGuard no_grad;
   if (reducing_ && range_.begin < range_.end) reduce_up_to(range_.end - 1);
-  for (size_t b = range_.begin; b < range_.end; ++b) copy_values(b);
+  for (size_t b = 0; b < buckets_.size(); ++b) copy_values(b);
   active_ = reducing_ = false;
 }
 
 void Gradients::hook(int parameter, size_t leaf) {
   if (!active_) return;
-  at::Tensor& gradient = parameters_[size_t(parameter)].leaves[leaf].mutable_grad();
-  if (!gradient.defined()) return;  // a layer that will bring it later
+  if (!parameters_[size_t(parameter)].leaves[leaf].grad().defined())
+    return;  // a layer that will bring it later
   const at::NoGradGuard no_grad;
   State& state = states_[size_t(parameter)];
-  if (!range_.has(state.bucket)) {  // tied: the part that has it will come
-    absorb(parameter, gradient);
+  if (!range_.has(state.bucket)) {  // another pass will complete it
+    absorb(parameter, leaf);
     used_[size_t(parameter)] = true;
     return;
   }
@@ -97,7 +100,7 @@ void Gradients::hook(int parameter, size_t leaf) {
     fail(Kind::Usage, "parameter '", parameters_[size_t(parameter)].name,
          "' had its gradient twice in one backward pass: it is used in several recomputed parts, "
          "or in one and outside; keep it out of them");
-  absorb(parameter, gradient);
+  absorb(parameter, leaf);
   used_[size_t(parameter)] = true;
   if (++state.num_arrived < int(parameters_[size_t(parameter)].leaves.size())) return;
   order_.push_back(parameter);
@@ -112,7 +115,7 @@ void Gradients::deliver(const at::Tensor& leaf, const at::Tensor& value, bool la
   const auto [parameter, index] = leaves_.at(leaf.unsafeGetTensorImpl());
   at::Tensor& gradient = leaf.mutable_grad();
   if (gradient.defined()) {
-    if (states_[size_t(parameter)].bound) copy_values(states_[size_t(parameter)].bucket);
+    if (states_[size_t(parameter)].bound[index]) copy_values(states_[size_t(parameter)].bucket);
     gradient.add_(value);
   } else {
     gradient = value;
@@ -120,12 +123,13 @@ void Gradients::deliver(const at::Tensor& leaf, const at::Tensor& value, bool la
   if (last) hook(parameter, index);
 }
 
-void Gradients::absorb(int parameter, at::Tensor& gradient) {
+void Gradients::absorb(int parameter, size_t leaf) {
+  at::Tensor& gradient = parameters_[size_t(parameter)].leaves[leaf].mutable_grad();
   State& state = states_[size_t(parameter)];
   if (!state.place.defined()) provide(state.bucket);
   const bool sparse = gradient.is_sparse();
   if (!sparse && gradient.is_alias_of(state.place)) return;  // autograd has added to it
-  if (state.bound)
+  if (state.bound[leaf])
     fail(Kind::Usage, "the gradient of '", parameters_[size_t(parameter)].name,
          "' has left its buffer: it was replaced or cleared (zero_grad) between two passes of one "
          "step; Optimizer::step() clears the gradients");
@@ -143,7 +147,7 @@ void Gradients::absorb(int parameter, at::Tensor& gradient) {
   state.filled = true;
   if (keeps_buckets() && value.scalar_type() == options_.dtype) {
     gradient = state.place;
-    state.bound = state.num_arrived + 1 == int(parameters_[size_t(parameter)].leaves.size());
+    state.bound[leaf] = true;
   } else {
     gradient.reset();
   }
@@ -193,6 +197,25 @@ void Gradients::clear_gaps(const plan::Bucket& plan, const at::Tensor& tensor) c
   clear_to(plan.count);
 }
 
+void Gradients::fill(size_t b) {
+  if (!buckets_[b].full.defined()) provide(b);
+  copy_values(b);
+  for (const auto& slot : layout_->buckets[b].slots) {
+    State& state = states_[size_t(slot.parameter)];
+    if (!state.filled) state.place.zero_();
+    state.filled = true;
+  }
+}
+
+void Gradients::sum_over(const comm::Communicator& group, Range range) {
+  const at::NoGradGuard no_grad;
+  for (size_t b = range.begin; b < range.end; ++b) {
+    fill(b);
+    group.all_reduce(buckets_[b].full).wait();
+    for (const auto& slot : layout_->buckets[b].slots) used_[size_t(slot.parameter)] = true;
+  }
+}
+
 void Gradients::reduce_up_to(size_t bucket) {
   const at::NoGradGuard no_grad;
   while (next_ <= bucket) launch(next_++);
@@ -200,13 +223,7 @@ void Gradients::reduce_up_to(size_t bucket) {
 
 void Gradients::launch(size_t b) {
   Bucket& bucket = buckets_[b];
-  const auto& plan = layout_->buckets[b];
-  if (!bucket.full.defined()) provide(b);
-  copy_values(b);
-  for (const auto& slot : plan.slots) {
-    State& state = states_[size_t(slot.parameter)];
-    if (!state.filled) state.place.zero_();
-  }
+  fill(b);
   if (options_.zero == 0) {
     bucket.work = options_.wire->all_reduce(comm_, bucket.full);
   } else {
@@ -264,7 +281,8 @@ void Gradients::clear() {
 void Gradients::empty_places(size_t b) {
   for (const auto& slot : layout_->buckets[b].slots) {
     const auto p = size_t(slot.parameter);
-    states_[p].filled = states_[p].bound = false;
+    states_[p].filled = false;
+    states_[p].bound.assign(parameters_[p].leaves.size(), false);
     for (const auto& leaf : parameters_[p].leaves) leaf.mutable_grad().reset();
   }
 }

@@ -7,6 +7,7 @@
 // backward's.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <unordered_map>
@@ -21,8 +22,14 @@ namespace yoke::parallel {
 
 class Gradients {
  public:
+  // Some of the buckets, one after the other.
+  struct Range {
+    size_t begin = 0, end = 0;
+    bool has(size_t bucket) const { return begin <= bucket && bucket < end; }
+  };
   struct Options {
     int zero = 0;
+    size_t first_shared = SIZE_MAX;     // from this bucket on every pass may add to them
     at::ScalarType dtype = at::kFloat;  // of the sums
     at::Device device = at::kCPU;
     std::shared_ptr<const Wire> wire = plain_wire();
@@ -35,11 +42,6 @@ class Gradients {
   Gradients(const Gradients&) = delete;
   Gradients& operator=(const Gradients&) = delete;
 
-  // Some of the buckets, one after the other.
-  struct Range {
-    size_t begin = 0, end = 0;
-    bool has(size_t bucket) const { return begin <= bucket && bucket < end; }
-  };
   // Around each backward pass. `reduce`: the gradients of a part of the model, which has the
   // buckets of the range to itself, are reduced while it runs, and `on_reduce` is told of each
   // bucket; else they are only added up, and a later pass reduces them.
@@ -49,6 +51,9 @@ class Gradients {
   void deliver(const at::Tensor& leaf, const at::Tensor& value, bool last);
   // Between the two: reduces the buckets up to this one, whatever they hold.
   void reduce_up_to(size_t bucket);
+  // Adds up what this rank and those of the group have in the buckets so far. Before they are
+  // reduced; every parameter counts as used.
+  void sum_over(const comm::Communicator& group, Range range);
   // Takes over what another layout of the same parameters holds. Stages 0 and 1.
   void adopt(const Gradients& other);
 
@@ -83,17 +88,18 @@ class Gradients {
   struct State {
     size_t bucket = 0;
     plan::Slot slot = {};
-    at::Tensor place = {};  // shaped; changes with the bucket's memory at stages 2 and 3
-    int num_arrived = 0;    // leaves, in this pass
-    bool filled = false;    // the place holds gradients
-    bool bound = false;     // the leaves' gradients are the place
+    at::Tensor place = {};         // shaped; changes with the bucket's memory at stages 2 and 3
+    int num_arrived = 0;           // leaves, in this pass
+    bool filled = false;           // the place holds gradients
+    std::vector<bool> bound = {};  // by leaf: its gradient is the place
   };
 
   void hook(int parameter, size_t leaf);
-  void absorb(int parameter, at::Tensor& gradient);
+  void absorb(int parameter, size_t leaf);
   void empty_places(size_t bucket);  // nothing has arrived yet
   void copy_values(size_t bucket);   // those that wait for it
   void provide(size_t bucket);       // memory for a bucket, from the pool
+  void fill(size_t bucket);          // with zeros where nothing has arrived
   void take_in(size_t bucket);       // awaits its reduction and adds it up
   void settle(size_t bucket);        // the same, with what was kept apart
   void launch(size_t bucket);

@@ -36,10 +36,16 @@ Held place_for(std::initializer_list<at::Tensor> parameters) {
   return c10::make_intrusive<Holder>(std::move(deferral));
 }
 
+// Autograd wants to be told of what is not there.
+std::optional<at::Tensor> maybe(const at::Tensor& tensor) {
+  return tensor.defined() ? std::optional(tensor) : std::nullopt;
+}
+
 struct LinearFunction : torch::autograd::Function<LinearFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& input,
-                            const at::Tensor& weight, const at::Tensor& bias, const Held& held) {
-    context->save_for_backward({input, weight, bias});
+                            const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                            const Held& held) {
+    context->save_for_backward({input, weight, bias.value_or(at::Tensor())});
     keep(context, held);
     return at::linear(input, weight, bias);
   }
@@ -82,10 +88,10 @@ struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
 
 struct LayerNormFunction : torch::autograd::Function<LayerNormFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& input,
-                            at::IntArrayRef shape, const at::Tensor& weight, const at::Tensor& bias,
-                            double eps, const Held& held) {
+                            at::IntArrayRef shape, const at::Tensor& weight,
+                            const std::optional<at::Tensor>& bias, double eps, const Held& held) {
     auto [output, mean, rstd] = at::native_layer_norm(input, shape, weight, bias, eps);
-    context->save_for_backward({input, weight, bias, mean, rstd});
+    context->save_for_backward({input, weight, bias.value_or(at::Tensor()), mean, rstd});
     context->saved_data["shape"] = shape;
     keep(context, held);
     return output;
@@ -116,7 +122,7 @@ struct LayerNormFunction : torch::autograd::Function<LayerNormFunction> {
 
 at::Tensor LinearImpl::forward(const at::Tensor& input) {
   if (const Held held = place_for({weight, bias}))
-    return LinearFunction::apply(input, weight, bias, held);
+    return LinearFunction::apply(input, weight, maybe(bias), held);
   return torch::nn::LinearImpl::forward(input);
 }
 
@@ -131,8 +137,8 @@ at::Tensor EmbeddingImpl::forward(const at::Tensor& indices) {
 at::Tensor LayerNormImpl::forward(const at::Tensor& input) {
   const Held held = weight.defined() ? place_for({weight, bias}) : Held();
   if (!held) return torch::nn::LayerNormImpl::forward(input);
-  return LayerNormFunction::apply(input, at::IntArrayRef(options.normalized_shape()), weight, bias,
-                                  options.eps(), held);
+  return LayerNormFunction::apply(input, at::IntArrayRef(options.normalized_shape()), weight,
+                                  maybe(bias), options.eps(), held);
 }
 
 }  // namespace yoke::parallel

@@ -14,6 +14,7 @@
 
 #include "yoke/base/clock.h"
 #include "yoke/base/error.h"
+#include "yoke/base/text.h"
 #include "yoke/comm/error_text.h"
 #include "yoke/plan/balance.h"
 #include "yoke/plan/check.h"
@@ -104,6 +105,7 @@ struct Pipeline::Impl {
       for (const auto& parameter : part->parameters()) device = parameter.device();
     DataParallelOptions data_options = options.data;
     data_options.across = mesh.across;
+    for (const auto& names : options.ties) tie(names, data_options);
     data = std::make_unique<DataParallel>(std::move(parts), mesh.dp, data_options);
   }
 
@@ -124,6 +126,30 @@ struct Pipeline::Impl {
       fail(Kind::Usage, "layers_per_stage wants ", schedule.num_stages(),
            " numbers from 1 on that add up to ", layers, " layers, got ", per_stage.size(),
            " that add up to ", std::accumulate(per_stage.begin(), per_stage.end(), 0));
+  }
+
+  void tie(const std::vector<std::string>& names, DataParallelOptions& data_options) {
+    std::vector<at::Tensor> here;
+    for (const auto& stage : stages)
+      for (const auto& item :
+           stage ? stage->named_parameters() : torch::OrderedDict<std::string, at::Tensor>())
+        if (std::ranges::find(names, item.key()) != names.end()) here.push_back(item.value());
+    const at::Tensor found =
+        at::full({1}, int64_t(here.size()), at::device(device).dtype(at::kLong));
+    mesh.pp.all_reduce(found).wait();
+    if (found.item<int64_t>() != int64_t(names.size()))
+      fail(Kind::Usage, "of the ", names.size(), " parameters '", join(names, "', '"),
+           "' that are to be tied there are ", found.item<int64_t>(),
+           "; a name is the place of the layer, a dot, and its name there");
+    const at::NoGradGuard no_grad;
+    for (auto& other : here) {
+      if (other.sizes() != here[0].sizes())
+        fail(Kind::Usage, "'", join(names, "', '"), "' cannot be tied: their shapes are ",
+             here[0].sizes(), " and ", other.sizes());
+      if (!other.is_same(here[0])) other.set_data(here[0]);
+    }
+    const auto group = mesh.pp.split(here.empty() ? -1 : 0, mesh.pp.rank());
+    if (group) data_options.shared.push_back({names, group});
   }
 
   const std::vector<Action>& row() const { return schedule.rows[size_t(mesh.pp.rank())]; }
@@ -289,7 +315,7 @@ struct Pipeline::Impl {
       const auto& metadata = c.root.function->input_metadata(c.root.input_nr);
       if (last(stage))
         gradient = at::full_symint(metadata.shape_as_dim_vector(), data->loss_scale().value,
-                            at::device(metadata.device()).dtype(metadata.dtype()));
+                                   at::device(metadata.device()).dtype(metadata.dtype()));
       torch::autograd::Engine::get_default_engine().execute(
           {c.root}, {gradient}, /*keep_graph=*/false, /*create_graph=*/false,
           /*accumulate_grad=*/true);

@@ -17,6 +17,7 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "yoke/parallel/data_parallel.h"
@@ -47,7 +48,11 @@ struct PipelineOptions {
   // How many layers each stage has; empty: equal parts, or by `layer_cost` where that is given.
   std::vector<int> layers_per_stage = {};
   std::vector<double> layer_cost = {};  // of each layer, in any unit
-  DataParallelOptions data = {};        // zero: 0 to 2
+  // Parameters that are one, by the place of their layer: {{"0.weight", "25.weight"}}, the
+  // embedding and the head. Where they are on several ranks, each has a copy, and their gradients
+  // are added.
+  std::vector<std::vector<std::string>> ties = {};
+  DataParallelOptions data = {};  // zero: 0 to 2
 };
 
 class Pipeline {

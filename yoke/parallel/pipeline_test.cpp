@@ -15,6 +15,7 @@ namespace {
 
 constexpr int64_t kWords = 13, kDim = 12, kTime = 5;
 constexpr int kLayers = 17;  // an embedding, blocks, a head
+const std::string kEmbedding = "0.weight", kHead = "16.weight";
 
 // Half of the blocks can put off their weight gradients, the others cannot.
 struct Block : torch::nn::Module {
@@ -56,7 +57,9 @@ std::vector<LayerFactory> make_layers(at::ScalarType dtype = at::kDouble) {
   for (int place = 0; place < kLayers; ++place)
     layers.push_back([=] {
       if (place == 0) return made(layer(Embedding(kWords, kDim)), place, dtype);
-      if (place == kLayers - 1) return made(layer(Linear(kDim, kWords)), place, dtype);
+      if (place == kLayers - 1)
+        return made(layer(Linear(torch::nn::LinearOptions(kDim, kWords).bias(false))), place,
+                    dtype);
       return made(layer(std::make_shared<Block>(place % 2 == 1)), place, dtype);
     });
   return layers;
@@ -100,7 +103,7 @@ std::unique_ptr<Optimizer> make_optimizer(const std::string& name, DataParallel&
 }
 
 // The whole model on one rank, without any of it.
-Outcome alone(const std::string& optimizer_name) {
+Outcome alone(const std::string& optimizer_name, bool tied = false) {
   Outcome outcome;
   comm::run_ranks(1, [&](Communicator& comm) {
     torch::nn::Module module;
@@ -109,6 +112,7 @@ Outcome alone(const std::string& optimizer_name) {
       layers.push_back(make_layers()[size_t(place)]());
       module.register_module(std::to_string(place), layers.back().module);
     }
+    if (tied) module.named_parameters()[kHead].set_data(module.named_parameters()[kEmbedding]);
     DataParallel dp(module, comm);
     const auto optimizer = make_optimizer(optimizer_name, dp);
     for (int step = 0; step < kSteps; ++step) {
@@ -209,6 +213,29 @@ TEST(Pipeline, EqualsOneDeviceWithReplicas) {
     for (const int zero : {0, 1, 2})
       expect_equal(truth, together({.schedule = name, .dp = 2, .zero = zero}),
                    cat(name, " ZeRO ", zero));
+}
+
+// The head is on the rank of the embedding (one rank, and the V of zbv), or on another.
+TEST(Pipeline, TiesWeightsAcrossStages) {
+  const auto truth = alone("sgd", true);
+  const PipelineOptions tied{.ties = {{kEmbedding, kHead}}};
+  for (const std::string name : {"1f1b", "zb-h1", "zbv"})
+    for (const int pp : {1, 2, 4})
+      for (const int zero : {0, 1, 2}) {
+        const Trial run{
+            .schedule = name, .pp = pp, .dp = pp > 2 ? 1 : 2, .zero = zero, .options = tied};
+        const auto outcome = together(run);
+        expect_equal(truth, outcome, cat(name, " ", pp, " ZeRO ", zero));
+        EXPECT_TRUE(at::equal(outcome.parameters.at(kEmbedding), outcome.parameters.at(kHead)));
+      }
+  EXPECT_TRUE(has(failure_of(2,
+                             [](Communicator& world) {
+                               Pipeline(
+                                   make_layers(),
+                                   plan::make_schedule("1f1b", {.ranks = 2, .micro_batches = 2}),
+                                   Mesh(world, {.pp = 2}), {.ties = {{kEmbedding, "17.weight"}}});
+                             }),
+                  "of the 2 parameters '0.weight', '17.weight' that are to be tied there are 1"));
 }
 
 }  // namespace yoke::parallel

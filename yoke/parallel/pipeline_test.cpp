@@ -2,6 +2,8 @@
 #include "yoke/parallel/pipeline.h"
 
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/custom_class.h>
 
 #include <map>
 
@@ -9,6 +11,7 @@
 #include "yoke/parallel/ranks_test.h"
 #include "yoke/plan/check.h"
 #include "yoke/plan/generate.h"
+#include "yoke/plan/passes.h"
 
 namespace yoke::parallel {
 namespace {
@@ -188,9 +191,54 @@ void expect_equal(const Outcome& truth, const Outcome& outcome, const std::strin
     EXPECT_LT((value - outcome.parameters.at(name)).abs().max().item<double>(), tolerance) << name;
 }
 
+// A layer that lets a test see what is held and when things happen. Its weight is a number.
+struct Probe : torch::nn::Module {
+  struct Held : torch::CustomClassHolder {
+    explicit Held(Probe& probe) : probe(probe) { probe.peak = std::max(probe.peak, ++probe.held); }
+    ~Held() override { --probe.held; }
+    Probe& probe;
+  };
+  struct Scale : torch::autograd::Function<Scale> {
+    static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& input,
+                              const at::Tensor& weight, Probe* probe) {
+      context->save_for_backward({input, weight});
+      context->saved_data["held"] = c10::IValue::make_capsule(c10::make_intrusive<Held>(*probe));
+      context->saved_data["probe"] = int64_t(reinterpret_cast<intptr_t>(probe));
+      deferral_of(probe) = Deferral::current();
+      return input * weight;
+    }
+    static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                   torch::autograd::variable_list gradients) {
+      const auto saved = context->get_saved_variables();
+      auto* probe = reinterpret_cast<Probe*>(context->saved_data["probe"].toInt());
+      const auto held = context->saved_data["held"].toCapsule();
+      const at::Tensor input = saved[0], dy = gradients[0];
+      const auto gradient = [=] {
+        static_cast<void>(held);
+        if (probe->on_weight) probe->on_weight();
+        return (dy * input).sum().reshape({1});
+      };
+      const auto deferral = probe->deferrals.front();
+      probe->deferrals.erase(probe->deferrals.begin());
+      if (deferral) deferral->add(saved[1], gradient);
+      return {dy * saved[1], deferral ? at::Tensor() : gradient(), {}};
+    }
+    static std::shared_ptr<Deferral>& deferral_of(Probe* probe) {
+      return probe->deferrals.emplace_back();
+    }
+  };
+  Probe() : weight(register_parameter("weight", at::ones({1}, at::kDouble))) {}
+  at::Tensor forward(const at::Tensor& x) { return Scale::apply(x, weight, this); }
+
+  at::Tensor weight;
+  int held = 0, peak = 0;
+  std::vector<std::shared_ptr<Deferral>> deferrals;  // micro-batches go through in order
+  std::function<void()> on_weight;
+};
+
 }  // namespace
 
-TEST(Pipeline, EverySchedulesEqualsOneDevice) {
+TEST(Pipeline, EveryScheduleEqualsOneDevice) {
   for (const std::string optimizer : {"sgd", "adamw"}) {
     const auto truth = alone(optimizer);
     for (const auto& name : plan::schedule_names())
@@ -213,6 +261,152 @@ TEST(Pipeline, EqualsOneDeviceWithReplicas) {
     for (const int zero : {0, 1, 2})
       expect_equal(truth, together({.schedule = name, .dp = 2, .zero = zero}),
                    cat(name, " ZeRO ", zero));
+  // Micro-batches of unequal size, stages of unequal length, layers that cost unlike amounts.
+  expect_equal(truth, together({.dp = 2, .micro = 3}), "uneven");
+  expect_equal(truth, together({.options = {.layers_per_stage = {3, 14}}}), "by hand");
+  std::vector<double> costs(kLayers, 1.0);
+  costs.back() = 8;
+  expect_equal(truth, together({.options = {.layer_cost = costs}}), "by cost");
+}
+
+TEST(Pipeline, RunsSchedulesFromFilesAndComputesAgain) {
+  const auto truth = alone("sgd");
+  auto schedule = plan::make_schedule("zbv", {.ranks = 2, .micro_batches = 4});
+  expect_equal(truth, together({.custom = plan::parse_csv(plan::to_csv(schedule))}), "read");
+  schedule = plan::make_schedule("interleaved", {.ranks = 2, .micro_batches = 4});
+  for (auto& row : schedule.rows)
+    for (size_t i = row.size(); i-- > 0;)
+      if (row[i].act == plan::Act::B)
+        row.insert(row.begin() + long(i), {row[i].stage, plan::Act::Recompute, row[i].micro});
+  expect_equal(truth, together({.custom = schedule}), "again");
+}
+
+// One action at a time is moved, dropped or doubled: either the schedule is refused, or it trains
+// as well as any.
+TEST(Pipeline, RefusesWhatItCannotRun) {
+  const auto truth = alone("sgd");
+  int refused = 0, ran = 0;
+  for (uint64_t trial = 0; trial < 60; ++trial) {
+    const Rng rng(5, "mutation", trial);
+    const std::string name = std::vector<std::string>{"1f1b", "zb-h1", "zbv"}[trial % 3];
+    auto schedule = plan::add_reductions(
+        plan::add_messages(plan::make_schedule(name, {.ranks = 2, .micro_batches = 4})));
+    auto& row = schedule.rows[rng.below(0, 2)];
+    const auto from = long(rng.below(1, row.size())), to = long(rng.below(2, row.size()));
+    const auto moved = row[size_t(from)];
+    switch (rng.below(3, 4)) {
+      case 0:
+        row.erase(row.begin() + from);
+        break;
+      case 1:
+        std::swap(row[size_t(from)], row[size_t(to)]);
+        break;
+      default:
+        row.erase(row.begin() + from);
+        row.insert(row.begin() + std::min(to, long(row.size())), moved);
+    }
+    if (plan::find_flaw(schedule)) {
+      ++refused;
+      EXPECT_THROW(together({.custom = schedule}), Error);
+    } else {
+      ++ran;
+      expect_equal(truth, together({.custom = schedule}), cat("trial ", trial));
+    }
+  }
+  EXPECT_GT(refused, 10);
+  EXPECT_GT(ran, 3);
+}
+
+TEST(Pipeline, HoldsNoMoreThanTheSimulatorSays) {
+  for (const std::string name : {"gpipe", "1f1b", "zb-h1", "zb-h2"}) {
+    constexpr int kRanks = 4, kMicro = 8;
+    const auto schedule = plan::make_schedule(name, {.ranks = kRanks, .micro_batches = kMicro});
+    const auto predicted = plan::simulate(schedule)->peak;
+    comm::run_ranks(kRanks, [&](Communicator& world) {
+      std::shared_ptr<Probe> mine;
+      const LayerFactory factory = [&] { return layer(mine = std::make_shared<Probe>()); };
+      Pipeline pipeline({factory, factory, factory, factory}, schedule,
+                        Mesh(world, {.pp = kRanks}));
+      for (int step = 0; step < 2; ++step)
+        pipeline.run({.input = [](int micro) { return at::full({3}, 1.0 + micro, at::kDouble); },
+                      .loss =
+                          [](const at::Tensor& y, int) {
+                            return Pipeline::Loss{y.sum(), 3};
+                          }});
+      EXPECT_EQ(mine->peak, predicted[size_t(world.rank())]) << name << " on rank " << world.rank();
+      EXPECT_EQ(mine->held, 0);
+    });
+  }
+}
+
+// Gradients of a stage travel while weights of another are computed.
+TEST(Pipeline, OverlapsReductionsWithWeightGradients) {
+  for (const std::string name : {"1f1b", "zbv"}) {
+    std::vector<std::vector<std::string>> events(4);  // by rank, which alone writes its own
+    comm::RunOptions run;
+    run.world.before_issue = [&](int rank, comm::OpKind kind) {
+      if (kind == comm::OpKind::AllReduce) events[size_t(rank)].push_back("reduce");
+    };
+    comm::run_ranks(
+        4,
+        [&](Communicator& world) {
+          std::vector<LayerFactory> layers(8, [&] {
+            const auto probe = std::make_shared<Probe>();
+            probe->on_weight = [&] { events[size_t(world.rank())].push_back("weight"); };
+            return layer(probe);
+          });
+          Pipeline pipeline(layers, plan::make_schedule(name, {.ranks = 2, .micro_batches = 4}),
+                            Mesh(world, {.pp = 2, .dp = 2}),
+                            {.data = {.bucket_bytes = 1, .first_bucket_bytes = 1}});
+          events[size_t(world.rank())].clear();
+          pipeline.run({.input = [](int) { return at::ones({3}, at::kDouble); },
+                        .loss =
+                            [](const at::Tensor& y, int) {
+                              return Pipeline::Loss{y.sum(), 3};
+                            }});
+        },
+        run);
+    for (const auto& seen : events) {
+      const auto first = std::ranges::find(seen, "reduce");
+      EXPECT_EQ(std::ranges::count(seen, "reduce"), 4) << name;
+      EXPECT_GT(std::count(first, seen.end(), "weight"), 0) << name;
+    }
+  }
+}
+
+TEST(Pipeline, TellsWhatIsWrongAndWhere) {
+  auto failure = [](const std::function<void(Communicator&, Pipeline&, Pipeline::Batch&)>& spoil,
+                    const PipelineOptions& options = {}, int micro = 2) {
+    return failure_of(2, [&](Communicator& world) {
+      Pipeline pipeline(make_layers(),
+                        plan::make_schedule("1f1b", {.ranks = 2, .micro_batches = micro}),
+                        Mesh(world, {.pp = 2}), options);
+      Pipeline::Batch batch{.input = [](int) { return tokens(0, 0, 2).narrow(1, 0, kTime); },
+                            .loss =
+                                [](const at::Tensor& y, int) {
+                                  return Pipeline::Loss{y.sum(), 1};
+                                }};
+      pipeline.run(batch);
+      spoil(world, pipeline, batch);
+      pipeline.run(batch);
+    });
+  };
+  EXPECT_TRUE(has(failure([](auto&, auto&, auto& batch) {
+                    batch.input = [](int) { return tokens(0, 0, 3).narrow(1, 0, kTime); };
+                  }),
+                  "stage 0, 0F0: it gives Double[3, 5, 12], and gave Double[2, 5, 12]"));
+  const auto thrown = failure([](auto&, auto&, auto& batch) {
+    batch.loss = [](const at::Tensor&, int) -> Pipeline::Loss { throw std::runtime_error("oh"); };
+  });
+  EXPECT_TRUE(has(thrown, "stage 1, 1F0: oh")) << thrown;
+  EXPECT_TRUE(has(failure([](auto&, auto&, auto& batch) {
+                    batch.loss = [](const at::Tensor& y, int) { return Pipeline::Loss{y, 1}; };
+                  }),
+                  "the loss wants a sum of one element"));
+  EXPECT_TRUE(has(failure([](auto&...) {}, {.layers_per_stage = {3, 13}}),
+                  "2 numbers from 1 on that add up to 17 layers, got 2 that add up to 16"));
+  EXPECT_TRUE(has(failure_of(2, [](Communicator& world) { Mesh(world, {.pp = 2, .tp = 2}); }),
+                  "pp x dp x tp = 2 x 1 x 2 = 4 ranks, and there are 2"));
 }
 
 // The head is on the rank of the embedding (one rank, and the V of zbv), or on another.

@@ -378,12 +378,12 @@ struct DataParallel::Impl {
   }
   // After the last pass of a step.
   void reduce_shared(const std::function<void(size_t)>& on_reduce = nullptr) {
-    for (size_t i = 0; i < options.shared.size(); ++i) {
-      const auto range = ranges[num_parts() + i];
-      gradients->begin(true, range, on_reduce);
-      if (options.shared[i].sum) gradients->sum_over(options.shared[i].group, range);
-      gradients->end();
-    }
+    if (options.shared.empty()) return;
+    gradients->begin(true, {first_shared(), layout->buckets.size()}, on_reduce);
+    for (size_t i = 0; i < options.shared.size(); ++i)
+      if (options.shared[i].sum)
+        gradients->sum_over(options.shared[i].group, ranges[num_parts() + i]);
+    gradients->end();
   }
 
   void run_pass(const at::Tensor& loss_sum, bool reduce) {

@@ -16,6 +16,7 @@
 #include "yoke/base/error.h"
 #include "yoke/base/text.h"
 #include "yoke/comm/error_text.h"
+#include "yoke/parallel/layers.h"
 #include "yoke/plan/balance.h"
 #include "yoke/plan/check.h"
 #include "yoke/plan/passes.h"
@@ -106,6 +107,7 @@ struct Pipeline::Impl {
     DataParallelOptions data_options = options.data;
     data_options.across = mesh.across;
     for (const auto& names : options.ties) tie(names, data_options);
+    share(options.sequence, data_options);
     data = std::make_unique<DataParallel>(std::move(parts), mesh.dp, data_options);
   }
 
@@ -152,6 +154,20 @@ struct Pipeline::Impl {
     if (group) data_options.shared.push_back({names, group});
   }
 
+  // What the ranks of a layer all have. Each with its own tokens has a part of the gradient.
+  void share(bool sequence, DataParallelOptions& data_options) const {
+    if (mesh.tp.size() == 1) return;
+    std::vector<std::string> names;
+    for (const auto& stage : stages)
+      if (stage) std::ranges::move(whole_parameters(*stage), std::back_inserter(names));
+    for (const auto& tied : data_options.shared)
+      for (const auto& name : tied.names)
+        if (std::ranges::find(names, name) != names.end())
+          fail(Kind::Usage, "'", name, "' is tied, and not split over the ", mesh.tp.size(),
+               " ranks of a layer; split the embedding by words and the head by outputs");
+    if (!names.empty()) data_options.shared.push_back({names, mesh.tp, sequence});
+  }
+
   const std::vector<Action>& row() const { return schedule.rows[size_t(mesh.pp.rank())]; }
   int rank_of(int stage) const { return schedule.rank_of[size_t(stage)]; }
   bool mine(int stage) const { return rank_of(stage) == mesh.pp.rank(); }
@@ -184,7 +200,7 @@ struct Pipeline::Impl {
     for (const auto& work : sent) work.wait();
     reset();
     first_run = false;
-    data->end_passes(total.count);
+    data->end_passes(mesh.tp.rank() == 0 ? total.count : 0);  // the others have the same samples
     return total;
   }
 

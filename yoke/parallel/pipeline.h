@@ -52,6 +52,7 @@ struct PipelineOptions {
   // embedding and the head. Where they are on several ranks, each has a copy, and their gradients
   // are added.
   std::vector<std::vector<std::string>> ties = {};
+  bool sequence = false;          // what TensorAxis of the layers has
   DataParallelOptions data = {};  // zero: 0 to 2
 };
 

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "yoke/parallel/attention.h"
+
+#include <ATen/Functions.h>
+
+#include "yoke/base/error.h"
+
+namespace yoke::parallel {
+
+AttentionImpl::AttentionImpl(AttentionOptions options) : options_(options) {
+  auto& [dim, heads, kv_heads, head_dim, bias, causal] = options_;
+  if (kv_heads == 0) kv_heads = heads;
+  if (dim < 1 || heads < 1 || kv_heads < 1 || heads % kv_heads != 0)
+    fail(Kind::Usage,
+         "attention wants a dim and heads from 1 on, and kv_heads that divide heads; got ", dim,
+         ", ", heads, " and ", kv_heads);
+  if (head_dim == 0 && dim % heads != 0)
+    fail(Kind::Usage, dim, " dims cannot be cut into ", heads, " equal heads; give head_dim");
+  if (head_dim == 0) head_dim = dim / heads;
+  qkv = register_module(
+      "qkv", Linear(torch::nn::LinearOptions(dim, (heads + 2 * kv_heads) * head_dim).bias(bias)));
+  out = register_module("out", Linear(torch::nn::LinearOptions(heads * head_dim, dim).bias(bias)));
+}
+
+void AttentionImpl::split_heads(const TensorAxis& axis) {
+  auto& [dim, heads, kv_heads, head_dim, bias, causal] = options_;
+  const int64_t mine = axis.part_of(heads, "attention heads");
+  const int64_t kv_mine = axis.part_of(kv_heads, "attention heads of keys and values");
+  qkv->split_outputs(axis, {heads * head_dim, kv_heads * head_dim, kv_heads * head_dim});
+  out->split_inputs(axis);
+  heads = mine;
+  kv_heads = kv_mine;
+}
+
+at::Tensor AttentionImpl::forward(const at::Tensor& input) {
+  const auto& [dim, heads, kv_heads, head_dim, bias, causal] = options_;
+  const at::Tensor all = qkv(input);
+  const int64_t batch = all.size(0), tokens = all.size(1);
+  const int64_t each = kv_heads * head_dim;
+  auto part = [&, size = head_dim](int64_t begin,
+                                   int64_t count) {  // [batch, heads, tokens, head_dim]
+    return all.narrow(2, begin, count * size).view({batch, tokens, count, size}).transpose(1, 2);
+  };
+  const at::Tensor q = part(0, heads);
+  at::Tensor k = part(heads * head_dim, kv_heads), v = part(heads * head_dim + each, kv_heads);
+  if (kv_heads < heads) {
+    k = k.repeat_interleave(heads / kv_heads, 1);
+    v = v.repeat_interleave(heads / kv_heads, 1);
+  }
+  const at::Tensor mixed = at::scaled_dot_product_attention(q, k, v, {}, 0, causal);
+  return out(mixed.transpose(1, 2).reshape({batch, tokens, heads * head_dim}));
+}
+
+}  // namespace yoke::parallel

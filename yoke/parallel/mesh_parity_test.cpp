@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every mix of pipeline, data and tensor parallelism trains as one device does.
+#include <gtest/gtest.h>
+
+#include <map>
+#include <set>
+
+#include "yoke/parallel/attention.h"
+#include "yoke/parallel/pipeline.h"
+#include "yoke/parallel/ranks_test.h"
+#include "yoke/plan/generate.h"
+
+namespace yoke::parallel {
+namespace {
+
+constexpr int64_t kWords = 48, kDim = 64, kHeads = 8, kKvHeads = 8, kTime = 16;
+constexpr int kBlocks = 16, kLayers = kBlocks + 2, kSteps = 2;
+const std::string kEmbedding = "0.words.weight", kHead = cat(kLayers - 1, ".head.weight");
+
+struct Start : torch::nn::Module {
+  explicit Start(const TensorAxis& axis)
+      : words(register_module("words", Embedding(kWords, kDim))),
+        positions(register_parameter("positions", at::empty({kTime, kDim}))),
+        axis(axis) {}
+  at::Tensor forward(const at::Tensor& text) {  // [batch, tokens]
+    const int64_t count = axis.scatters() ? axis.part_of(kTime, "tokens") : kTime;
+    return words(text) + positions.narrow(0, axis.scatters() ? axis.rank() * count : 0, count);
+  }
+  void split() { words->split_words(axis); }
+  Embedding words;
+  at::Tensor positions;
+  const TensorAxis axis;
+};
+
+struct Block : torch::nn::Module {
+  explicit Block(const TensorAxis& axis)
+      : norm1(register_module("norm1", LayerNorm(torch::nn::LayerNormOptions({kDim})))),
+        norm2(register_module("norm2", LayerNorm(torch::nn::LayerNormOptions({kDim})))),
+        attention(register_module(
+            "attention",
+            Attention(AttentionOptions{.dim = kDim, .heads = kHeads, .kv_heads = kKvHeads}))),
+        up(register_module("up", Linear(kDim, 2 * kDim))),
+        down(register_module("down", Linear(2 * kDim, kDim))),
+        axis(axis) {}
+  at::Tensor forward(at::Tensor x) {
+    x = x + attention(norm1(x));
+    return x + down(at::gelu(up(norm2(x))));
+  }
+  void split() {
+    attention->split_heads(axis);
+    up->split_outputs(axis);
+    down->split_inputs(axis);
+  }
+  LayerNorm norm1, norm2;
+  Attention attention;
+  Linear up, down;
+  const TensorAxis axis;
+};
+
+struct End : torch::nn::Module {
+  explicit End(const TensorAxis& axis)
+      : norm(register_module("norm", LayerNorm(torch::nn::LayerNormOptions({kDim})))),
+        head(register_module("head", Linear(torch::nn::LinearOptions(kDim, kWords).bias(false)))),
+        axis(axis) {}
+  at::Tensor forward(const at::Tensor& x) { return head(norm(x)); }
+  void split() { head->split_outputs(axis); }
+  LayerNorm norm;
+  Linear head;
+  const TensorAxis axis;
+};
+
+template <typename Module>
+Layer made(int place, const TensorAxis& axis) {
+  const auto module = std::make_shared<Module>(axis);
+  {
+    const at::NoGradGuard no_grad;
+    for (auto& item : module->named_parameters()) {
+      const std::string name = cat(place, ".", item.key());
+      item.value().set_data(
+          normal(name == kHead ? kEmbedding : name, item.value().sizes(), 0.2).to(test_device()));
+    }
+  }
+  module->split();
+  return layer(module);
+}
+
+std::vector<LayerFactory> make_layers(const TensorAxis& axis) {
+  std::vector<LayerFactory> layers;
+  for (int place = 0; place < kLayers; ++place)
+    layers.push_back([=] {
+      return place == 0             ? made<Start>(place, axis)
+             : place == kLayers - 1 ? made<End>(place, axis)
+                                    : made<Block>(place, axis);
+    });
+  return layers;
+}
+
+at::Tensor tokens(int step, int64_t sample) {
+  const Rng rng(3, "tokens", uint64_t(step));
+  at::Tensor text = at::empty({1, kTime + 1}, at::kLong);
+  for (int64_t i = 0; i <= kTime; ++i)
+    text.mutable_data_ptr<int64_t>()[i] =
+        int64_t(rng.below(uint64_t(sample * (kTime + 1) + i), kWords));
+  return text.to(test_device());
+}
+
+at::Tensor loss_of(const at::Tensor& logits, const at::Tensor& text, const TensorAxis& axis) {
+  return cross_entropy_sum(logits.reshape({-1, logits.size(-1)}),
+                           text.narrow(1, 1, kTime).reshape({-1}), axis);
+}
+
+std::unique_ptr<Optimizer> make_optimizer(const std::string& name, DataParallel& dp) {
+  if (name == "adamw") return std::make_unique<AdamW>(dp, AdamWOptions{{.lr = 0.01, .clip = 1}});
+  return std::make_unique<Sgd>(dp, SgdOptions{{.lr = 0.05, .clip = 0.5}, 0.9});
+}
+
+struct Trial {
+  MeshShape shape = {};
+  std::string schedule = "1f1b";
+  int zero = 0;
+  bool sequence = false;
+  std::string optimizer = "sgd";
+  int micro = 1;
+  std::string text() const {
+    return cat("pp ", shape.pp, " dp ", shape.dp, " tp ", shape.tp, ", ", schedule, " of ", micro,
+               ", ZeRO ", zero, sequence ? ", sequence" : "", ", ", optimizer);
+  }
+};
+
+struct Outcome {
+  std::vector<double> losses = {}, norms = {};
+  std::map<std::string, at::Tensor> parameters = {};
+};
+
+Outcome alone(const std::string& optimizer_name, int64_t samples) {
+  Outcome outcome;
+  comm::run_ranks(1, [&](Communicator& comm) {
+    torch::nn::Module module;
+    std::vector<Layer> layers;
+    for (int place = 0; place < kLayers; ++place) {
+      layers.push_back(make_layers({})[size_t(place)]());
+      module.register_module(std::to_string(place), layers.back().module);
+    }
+    module.named_parameters()[kHead].set_data(module.named_parameters()[kEmbedding]);
+    DataParallel dp(module, comm);
+    const auto optimizer = make_optimizer(optimizer_name, dp);
+    for (int step = 0; step < kSteps; ++step) {
+      double sum = 0;
+      for (int64_t sample = 0; sample < samples; ++sample) {
+        const at::Tensor text = tokens(step, sample);
+        at::Tensor x = text.narrow(1, 0, kTime);
+        for (const auto& layer : layers) x = layer.forward(x);
+        const at::Tensor loss = at::cross_entropy_loss(
+            x.view({-1, kWords}), text.narrow(1, 1, kTime).reshape({-1}), {}, at::Reduction::Sum);
+        sample + 1 < samples ? dp.accumulate(loss, double(kTime))
+                             : dp.backward(loss, double(kTime));
+        sum += loss.item<double>();
+      }
+      outcome.losses.push_back(sum / double(samples * kTime));
+      outcome.norms.push_back(optimizer->step().grad_norm());
+    }
+    for (const auto& item : module.named_parameters())
+      outcome.parameters[item.key()] = item.value().detach().clone();
+  });
+  return outcome;
+}
+
+// The smallest that the schedule's rule allows.
+int smallest_micro(const std::string& name, int ranks) {
+  for (int micro = 1;; ++micro) try {
+      plan::make_schedule(name, {.ranks = ranks, .micro_batches = micro});
+      return micro;
+    } catch (const Error&) {
+      if (micro > 64) throw;
+    }
+}
+
+Outcome together(const Trial& run) {
+  Outcome outcome;
+  Mutex mutex;
+  on_ranks(run.shape.size(), [&](Communicator& world) {
+    const Mesh mesh(world, run.shape);
+    const TensorAxis axis{mesh.tp, run.sequence};
+    PipelineOptions options{.ties = {{kEmbedding, kHead}}, .sequence = run.sequence};
+    options.data.zero = run.zero;
+    Pipeline pipeline(
+        make_layers(axis),
+        plan::make_schedule(run.schedule, {.ranks = run.shape.pp, .micro_batches = run.micro}),
+        mesh, options);
+    const auto optimizer = make_optimizer(run.optimizer, pipeline.data());
+    for (int step = 0; step < kSteps; ++step) {
+      auto text = [&](int micro) { return tokens(step, mesh.dp.rank() * run.micro + micro); };
+      const auto loss = pipeline.run(
+          {.input = [&](int micro) { return text(micro).narrow(1, 0, kTime); },
+           .loss =
+               [&](const at::Tensor& output, int micro) {
+                 return Pipeline::Loss{loss_of(output, text(micro), axis), double(kTime)};
+               }});
+      const double norm = optimizer->step().grad_norm();
+      const at::Tensor sum = at::zeros({1}, at::kDouble);
+      if (loss.sum.defined() && mesh.tp.rank() == 0) sum.add_(loss.sum.cpu());
+      world.all_reduce(sum).wait();
+      if (world.rank() > 0) continue;
+      outcome.losses.push_back(sum.item<double>() / double(run.micro * run.shape.dp * kTime));
+      outcome.norms.push_back(norm);
+    }
+    pipeline.data().gathered([&] {
+      for (const auto& part : pipeline.data().units()) {
+        std::map<std::string, ParameterSplit> splits;
+        for (const auto& split : splits_of(*part)) splits[split.name] = split;
+        for (const auto& item : part->named_parameters()) {
+          at::Tensor value = item.value().detach().clone();
+          if (splits.contains(item.key())) value = join_parts(value, splits[item.key()], axis);
+          MutexLock lock(mutex);
+          if (outcome.parameters.contains(item.key()))
+            EXPECT_TRUE(at::equal(outcome.parameters[item.key()], value)) << item.key();
+          outcome.parameters[item.key()] = value;
+        }
+      }
+    });
+  });
+  return outcome;
+}
+
+class MeshParity : public testing::Test {
+ protected:
+  void expect_parity(Trial run) {
+    run.micro = smallest_micro(run.schedule, run.shape.pp);
+    SCOPED_TRACE(run.text());
+    const int64_t samples = int64_t(run.micro) * run.shape.dp;
+    auto& truth = truths_[{run.optimizer, samples}];
+    if (truth.losses.empty()) truth = alone(run.optimizer, samples);
+    const auto outcome = together(run);
+    for (size_t i = 0; i < truth.losses.size(); ++i) {
+      EXPECT_NEAR(truth.losses[i], outcome.losses[i], 1e-11 * truth.losses[i]);
+      EXPECT_NEAR(truth.norms[i], outcome.norms[i], 1e-11 * truth.norms[i]);
+    }
+    ASSERT_EQ(truth.parameters.size(), outcome.parameters.size());
+    for (const auto& [name, value] : truth.parameters)
+      EXPECT_LT((value - outcome.parameters.at(name)).abs().max().item<double>(), 1e-11) << name;
+  }
+
+ private:
+  static inline std::map<std::pair<std::string, int64_t>, Outcome> truths_;
+};
+
+std::vector<MeshShape> factorisations(int ranks) {
+  std::vector<MeshShape> shapes;
+  for (int pp = 1; pp <= ranks; ++pp)
+    for (int dp = 1; pp * dp <= ranks; ++dp)
+      if (ranks % (pp * dp) == 0) shapes.push_back({pp, dp, ranks / (pp * dp)});
+  return shapes;
+}
+
+}  // namespace
+
+TEST_F(MeshParity, EveryFactorisationOfEightRanks) {
+  for (const auto& shape : factorisations(8))
+    for (const std::string schedule : {"1f1b", "interleaved", "zbv"})
+      for (const int zero : {0, 1})
+        for (const bool sequence : {false, true})
+          if (!sequence || shape.tp > 1)
+            expect_parity(
+                {.shape = shape, .schedule = schedule, .zero = zero, .sequence = sequence});
+}
+
+}  // namespace yoke::parallel

@@ -22,16 +22,8 @@ from a barrier to the end of the slowest rank; "quit", or the end of stdin, ends
 Exit 1 if a rank fails, a loss is not finite or a deadline passes, with the first cause on stderr; 2 for bad arguments.
 """
 import argparse
-import json
-import math
 import subprocess
 import sys
-import time
-
-START_S = 180  # for imports, the rendezvous and the first steps
-STEP_S = 30  # the most one step may take
-IDLE_S = 3600  # the most between two commands
-MAX_STEPS = 10000
 
 
 def parse_arguments():
@@ -84,42 +76,8 @@ def make_step(torch, models, arguments):
 
 
 def run_rank(torch, models, arguments, answer):
-    step = make_step(torch, models, arguments)
-
-    def run(count):
-        if arguments.together:
-            torch.distributed.barrier()
-        start = time.perf_counter()
-        for _ in range(count):
-            loss = step()
-        if arguments.device != "cpu":
-            torch.cuda.synchronize()
-        seconds = time.perf_counter() - start
-        if not math.isfinite(loss.item()):
-            raise ArithmeticError(f"the loss is {loss.item()}")
-        answer(seconds=seconds)
-
-    run(3)
-    for line in sys.stdin:  # blocks until the starting process writes, or is gone
-        run(int(line))
-
-
-def run_all(models, arguments):
-    with models.Ranks(arguments.ranks, arguments.threads, START_S) as ranks:
-        ranks.answers(START_S, "the start")
-        print(json.dumps({"ready": True}), flush=True)
-        ranks.listen_to_stdin()
-        while (line := ranks.next_line("stdin", IDLE_S, "the wait for a command").split()) != ["quit"]:
-            if not line:
-                continue
-            if len(line) != 2 or line[0] != "run" or not line[1].isdecimal() or not 1 <= int(line[1]) <= MAX_STEPS:
-                raise RuntimeError(f"wanted 'run N' with N of 1 to {MAX_STEPS}, or 'quit', not '{' '.join(line)}'")
-            steps = int(line[1])
-            ranks.tell(line[1])
-            seconds = max(answer["seconds"] for answer in ranks.answers(STEP_S * (steps + 2), f"{steps} steps"))
-            print(json.dumps({"peer": arguments.peer, "model": arguments.model, "steps": steps,
-                              "seconds": round(seconds, 6)}), flush=True)
-        ranks.finish(START_S)
+    synchronize = torch.cuda.synchronize if arguments.device != "cpu" else lambda: None
+    models.obey(make_step(torch, models, arguments), answer, arguments.together, synchronize)
 
 
 def main():
@@ -134,7 +92,7 @@ def main():
                        lambda answer: run_rank(torch, models, arguments, answer))
         return
     try:
-        run_all(models, arguments)
+        models.serve(arguments.ranks, arguments.threads, peer=arguments.peer, model=arguments.model)
     except (RuntimeError, OSError, subprocess.TimeoutExpired) as error:
         sys.exit(f"data.py: {error}")
 

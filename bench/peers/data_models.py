@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the programs that train with PyTorch's data parallelism share: the models, and the processes that are ranks.
+"""What the programs that train with PyTorch in parallel share: the models, and the processes that are ranks.
 
 gpt: pre-LayerNorm blocks, exact gelu, learned positions, the head tied to the embedding; tokens to logits.
 mlp: square Linear layers with relu between them. Neither has dropout, and TorchScript can compile both.
+make_untied(): gpt with a head of its own, as a list of modules that can be cut anywhere.
 """
 import collections
 import ctypes
 import datetime
 import json
+import math
 import os
 import selectors
 import signal
@@ -24,6 +26,11 @@ SIZES = {"gpt": {"vocab": 1024, "sequence": 256, "dim": 256, "heads": 4, "ffn": 
          "gpt2": {"vocab": 50304, "sequence": 1024, "dim": 768, "heads": 12, "ffn": 3072, "blocks": 12},
          "mlp": {"width": 1024, "layers": 16}}
 CALL_S = 60  # the most one collective may take
+START_S = 180  # for imports, the rendezvous and the first steps
+STEP_S = 30  # the most one step may take
+IDLE_S = 3600  # the most between two commands
+MAX_STEPS = 10000
+CHECKED = 3  # steps of which --check compares the losses
 
 
 class Block(nn.Module):
@@ -62,6 +69,18 @@ class Gpt(nn.Module):
         return F.linear(self.norm(x), self.embedding.weight)
 
 
+class Embed(nn.Module):
+    def __init__(self, vocab: int, sequence: int, dim: int):
+        super().__init__()
+        self.embedding = nn.Embedding(vocab, dim)
+        self.position = nn.Embedding(sequence, dim)
+        nn.init.normal_(self.embedding.weight, std=0.02)
+        nn.init.normal_(self.position.weight, std=0.02)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.embedding(tokens) + self.position.weight[:tokens.size(1)]
+
+
 class Mlp(nn.Module):
     def __init__(self, width: int, layers: int):
         super().__init__()
@@ -75,6 +94,13 @@ class Mlp(nn.Module):
 
 def make_model(name, sizes):
     return (Mlp if name == "mlp" else Gpt)(**sizes)
+
+
+def make_untied(sizes, block=Block):
+    dim, vocab = sizes["dim"], sizes["vocab"]
+    return nn.Sequential(Embed(vocab, sizes["sequence"], dim),
+                         *(block(dim, sizes["heads"], sizes["ffn"]) for _ in range(sizes["blocks"])),
+                         nn.LayerNorm(dim), nn.Linear(dim, vocab, bias=False))
 
 
 def make_data(name, sizes, *leading):
@@ -202,3 +228,76 @@ def be_rank(arguments, threads, together, work):
     except Exception as error:  # noqa: BLE001
         answer(error=f"{type(error).__name__}: {error}".splitlines()[0])
         os._exit(1)  # not through destructors that wait for the others
+
+
+def obey(step, answer, together=True, synchronize=lambda: None):
+    """In a rank: three steps, then as many as each line of stdin says. A step gives its loss, or None."""
+
+    def run(count):
+        if together:
+            dist.barrier()
+        start = time.perf_counter()
+        for _ in range(count):
+            loss = step()
+        synchronize()
+        seconds = time.perf_counter() - start
+        if loss is not None and not math.isfinite(loss.item()):
+            raise ArithmeticError(f"the loss is {loss.item()}")
+        answer(seconds=seconds)
+
+    run(3)
+    for line in sys.stdin:  # blocks until the starting process writes, or is gone
+        run(int(line))
+
+
+def serve(count, threads, **labels):
+    """In the starting process: does what stdin says with ranks that obey, and prints the slowest one's time."""
+    with Ranks(count, threads, START_S) as ranks:
+        ranks.answers(START_S, "the start")
+        print(json.dumps({"ready": True}), flush=True)
+        ranks.listen_to_stdin()
+        while (line := ranks.next_line("stdin", IDLE_S, "the wait for a command").split()) != ["quit"]:
+            if not line:
+                continue
+            if len(line) != 2 or line[0] != "run" or not line[1].isdecimal() or not 1 <= int(line[1]) <= MAX_STEPS:
+                raise RuntimeError(f"wanted 'run N' with N of 1 to {MAX_STEPS}, or 'quit', not '{' '.join(line)}'")
+            steps = int(line[1])
+            ranks.tell(line[1])
+            seconds = max(answer["seconds"] for answer in ranks.answers(STEP_S * (steps + 2), f"{steps} steps"))
+            print(json.dumps({**labels, "steps": steps, "seconds": round(seconds, 6)}), flush=True)
+        ranks.finish(START_S)
+
+
+def tell_losses(step, answer):
+    """In a rank: the losses of the first steps, if it has them."""
+    losses = [step() for _ in range(CHECKED)]
+    answer(losses=[loss.item() for loss in losses if loss is not None])
+
+
+def check(count, threads, make_step):
+    """In the starting process: prints the mean of the losses that ranks tell, and those of steps made here alone."""
+    with Ranks(count, threads, START_S) as ranks:
+        told = [answer["losses"] for answer in ranks.answers(START_S, "the check") if answer["losses"]]
+        ranks.finish(START_S)
+    torch.set_num_threads(threads)
+    step = make_step()
+    whole = [step().item() for _ in range(CHECKED)]
+    losses = [sum(of_ranks) / len(told) for of_ranks in zip(*told)]
+    print(json.dumps({"losses": losses, "whole": whole}), flush=True)
+    if not all(abs(loss - wanted) <= 1e-5 * abs(wanted) for loss, wanted in zip(losses, whole, strict=True)):
+        raise RuntimeError("the losses differ from those of one process")
+
+
+def run_program(name, arguments, make_step, **labels):
+    """All of a program with --check whose ranks work together. make_step() is called in each, and alone to check."""
+    if arguments.rank is not None:
+        work = tell_losses if arguments.check else obey
+        be_rank(arguments, arguments.threads, True, lambda answer: work(make_step(), answer))
+        return
+    try:
+        if arguments.check:
+            check(arguments.ranks, arguments.threads, make_step)
+        else:
+            serve(arguments.ranks, arguments.threads, **labels)
+    except (RuntimeError, OSError, subprocess.TimeoutExpired) as error:
+        sys.exit(f"{name}: {error}")

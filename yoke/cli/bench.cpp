@@ -12,6 +12,8 @@
 #include "yoke/base/text.h"
 #include "yoke/cli/bench_comm.h"
 #include "yoke/cli/bench_data.h"
+#include "yoke/cli/bench_mesh.h"
+#include "yoke/cli/bench_turns.h"
 #include "yoke/observe/json_lines.h"
 #include "yoke/observe/progress.h"
 
@@ -25,19 +27,6 @@ struct Options {
   double seconds = 1.0;
   bool json = false;
 };
-
-// A comma-separated list of words out of `known`.
-std::vector<std::string> words(const std::string& option, const std::string& text,
-                               const std::vector<std::string>& known) {
-  auto list = split(text, ',');
-  for (const auto& word : list) {
-    if (std::ranges::count(known, word)) continue;
-    const auto close = nearest(word, known);
-    fail(Kind::Usage, option, ": '", word, "' is not one of ", join(known, ", "),
-         close.empty() ? "" : "; did you mean " + close.front() + "?");
-  }
-  return list;
-}
 
 std::vector<uint64_t> parse_sizes(const std::string& text) {
   std::vector<uint64_t> sizes;
@@ -136,13 +125,6 @@ struct DataOptions {
   bool json = false;
 };
 
-double median(std::vector<double> values) {
-  std::ranges::sort(values);
-  return values[values.size() / 2];
-}
-
-// All in turn, again and again: what disturbs the machine disturbs them alike, and the median of
-// the ratios counts.
 void bench_data(const DataOptions& options) {
   std::vector<std::string> names{"alone", "one"};
   const std::vector<std::string> known_peers{"torch", "compile", "ddp", "fsdp2"};
@@ -159,76 +141,51 @@ void bench_data(const DataOptions& options) {
   if (options.ranks < 1 || options.ranks > 64 || options.rounds < 1 || options.steps < 0)
     fail(Kind::Usage, "--ranks wants 1 to 64, --rounds 1 or more, --steps 0 or more; got ",
          options.ranks, ", ", options.rounds, " and ", options.steps);
-  const SteadyClock clock;
   for (const auto& model : words("--model", options.model, {"gpt", "mlp", "gpt2"})) {
     const BenchData bench{
         .model = model, .ranks = options.ranks, .device = options.device, .nccl = options.nccl};
     const StepLoad load = load_of(model);
-    observe::Progress progress(std::cerr, clock,
-                               {.label = "bench",
-                                .total = names.size() * uint64_t(options.rounds + 1),
-                                .unit = "rounds",
-                                .is_terminal = ::isatty(2) == 1});
-    uint64_t done = 0;
-    std::vector<std::unique_ptr<Trainer>> trainers;
-    std::vector<int> steps;  // of a round, about a second
-    for (const auto& name : names) {
-      trainers.push_back(make_trainer(name, bench));
-      const int few = 3;
-      const double seconds = trainers.back()->round(few) / few;
-      steps.push_back(options.steps > 0 ? options.steps : std::max(3, int(1.0 / seconds)));
-      progress.update(++done, cat(model, " ", name));
-    }
-    std::vector<std::vector<double>> times(names.size());  // of a step, in ms
-    for (int round = 0; round < options.rounds; ++round)
-      for (size_t i = 0; i < names.size(); ++i) {
-        times[i].push_back(trainers[i]->round(steps[i]) * 1e3 / steps[i]);
-        progress.update(++done, cat(model, " ", names[i]));
-      }
+    const Turns turns(
+        names, [&](const auto& name) { return make_trainer(name, bench); }, options.rounds,
+        options.steps, model);
     if (!options.json)
       std::printf(
           "| %-5s | %-7s | %5s | %10s | %15s | %12s | %5s | %s |\n|%s|\n", "model", "what", "ranks",
           "ms a step", "of alone's time", "tokens/s", "MFU", "times as fast, by peer",
           "-------|---------|------:|-----------:|----------------:|-------------:|------:|---");
     for (size_t i = 0; i < names.size(); ++i) {
-      auto ratio = [&](size_t other) {  // how much longer the other takes
-        std::vector<double> ratios;
-        for (size_t r = 0; r < times[i].size(); ++r)
-          ratios.push_back(times[other][r] / times[i][r]);
-        return median(ratios);
-      };
       const bool ours = std::ranges::find(known_peers, names[i]) == known_peers.end();
       const bool parallel =
           names[i].starts_with("zero") || names[i] == "ddp" || names[i] == "fsdp2";
       const int ranks = parallel ? options.ranks : 1;
-      const double tokens = load.tokens * ranks / median(times[i]) * 1e3;  // a second
+      const double tokens = load.tokens * ranks / turns.ms(i) * 1e3;  // a second
       const double mfu = load.flops / load.tokens * tokens / (options.peak_tflops * 1e12);
       std::vector<std::string> against;
       for (size_t other = 0; ours && other < names.size(); ++other)
         if (std::ranges::find(known_peers, names[other]) != known_peers.end()) {
           char text[64];
-          std::snprintf(text, sizeof text, "%s %.2f", names[other].c_str(), ratio(other));
+          std::snprintf(text, sizeof text, "%s %.2f", names[other].c_str(), turns.ratio(i, other));
           against.emplace_back(text);
         }
       if (options.json)
         observe::JsonLines(std::cout).write({{"model", model},
                                              {"what", names[i]},
                                              {"ranks", ranks},
-                                             {"ms_per_step", median(times[i])},
-                                             {"of_alone", 1 / ratio(0)},
+                                             {"ms_per_step", turns.ms(i)},
+                                             {"of_alone", 1 / turns.ratio(i, 0)},
                                              {"tokens_per_s", tokens},
                                              {"mfu", on_gpu ? mfu : 0},
                                              {"against", join(against, ", ")}});
       else
         std::printf("| %-5s | %-7s | %5d | %10.2f | %15.3f | %12.0f | %5s | %s |\n", model.c_str(),
-                    names[i].c_str(), ranks, median(times[i]), 1 / ratio(0), tokens,
+                    names[i].c_str(), ranks, turns.ms(i), 1 / turns.ratio(i, 0), tokens,
                     on_gpu && mfu > 0 ? cat(int(100 * mfu + 0.5), " %").c_str() : "",
                     join(against, ", ").c_str());
     }
     for (size_t i = 0; i < names.size() && !options.trace.empty(); ++i) {
       if (std::ranges::find(known_peers, names[i]) != known_peers.end()) continue;
       const std::string file = cat(options.trace, ".", model, ".", names[i], ".json");
-      const auto overlap = trace_overlap(*trainers[i], 5, file);
+      const auto overlap = trace_overlap(turns.trainer(i), 5, file);
       std::printf("%s %s: traced to %s", model.c_str(), names[i].c_str(), file.c_str());
       if (overlap.communicated_ms > 0)
         std::printf("; NCCL runs %.2f ms a step, %.2f ms of it (%.0f %%) beside computation",
@@ -298,6 +255,7 @@ void add_bench(CLI::App& app) {
       ->capture_default_str();
   data->add_flag("--json", chosen->json, "One JSON object per line");
   data->callback([chosen] { bench_data(*chosen); });
+  add_bench_mesh(*verb);
 }
 
 }  // namespace yoke::cli

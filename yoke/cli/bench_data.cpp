@@ -134,22 +134,6 @@ void synchronise(at::Device device) {
     c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
 }
 
-// Every rank does the steps and says how long; all of a world's ranks start together.
-double time_steps(const comm::Communicator& comm, at::Device device, int steps,
-                  const std::function<void()>& step) {
-  for (int i = 0; i < kWarmUp; ++i) step();
-  synchronise(device);
-  comm.barrier();
-  const auto start = SteadyTime::now();
-  for (int i = 0; i < steps; ++i) step();
-  synchronise(device);
-  const at::Tensor seconds =
-      at::full({}, std::chrono::duration<double>(SteadyTime::now() - start).count(), at::kDouble)
-          .to(device);
-  comm.all_reduce(seconds, comm::ReduceOp::Max).wait();
-  return seconds.item<double>();
-}
-
 class OurTrainer final : public Trainer {
  public:
   // Without a stage: without the wrapper.
@@ -215,10 +199,7 @@ class OurTrainer final : public Trainer {
 
 class Peer final : public Trainer {
  public:
-  Peer(const std::string& name, const BenchData& bench)
-      : process_({python_with_torch(), (peers_folder() / "data.py").string(), "--peer", name,
-                  "--model", bench.model, "--ranks", cat(bench.ranks), "--threads", "1", "--device",
-                  bench.device}) {
+  explicit Peer(const std::vector<std::string>& command) : process_(command) {
     process_.hear(std::chrono::minutes(3));  // ready
   }
   double round(int steps) override {
@@ -236,6 +217,28 @@ class Peer final : public Trainer {
 
 }  // namespace
 
+double time_steps(const comm::Communicator& world, at::Device device, int steps,
+                  const std::function<void()>& step) {
+  for (int i = 0; i < kWarmUp; ++i) step();
+  synchronise(device);
+  world.barrier();
+  const auto start = SteadyTime::now();
+  for (int i = 0; i < steps; ++i) step();
+  synchronise(device);
+  const at::Tensor seconds =
+      at::full({}, std::chrono::duration<double>(SteadyTime::now() - start).count(), at::kDouble)
+          .to(device);
+  world.all_reduce(seconds, comm::ReduceOp::Max).wait();
+  return seconds.item<double>();
+}
+
+std::unique_ptr<Trainer> make_peer(const std::string& program,
+                                   const std::vector<std::string>& arguments) {
+  std::vector<std::string> command{python_with_torch(), (peers_folder() / program).string()};
+  command.insert(command.end(), arguments.begin(), arguments.end());
+  return std::make_unique<Peer>(command);
+}
+
 std::unique_ptr<Trainer> make_trainer(const std::string& name, const BenchData& bench) {
   BenchData one = bench;
   one.ranks = 1;
@@ -243,7 +246,9 @@ std::unique_ptr<Trainer> make_trainer(const std::string& name, const BenchData& 
   if (name == "one") return std::make_unique<OurTrainer>(one, 0);
   if (name == "bf16") return std::make_unique<OurTrainer>(one, 0, parallel::Precision::Bf16);
   if (name.starts_with("zero")) return std::make_unique<OurTrainer>(bench, name[4] - '0');
-  return std::make_unique<Peer>(name == "torch" ? "alone" : name, bench);
+  return make_peer("data.py",
+                   {"--peer", name == "torch" ? "alone" : name, "--model", bench.model, "--ranks",
+                    cat(bench.ranks), "--threads", "1", "--device", bench.device});
 }
 
 StepLoad load_of(const std::string& model) {

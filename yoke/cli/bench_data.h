@@ -2,9 +2,14 @@
 // `yoke bench data`: training steps under data parallelism, next to one rank alone and to PyTorch.
 #pragma once
 
+#include <c10/core/Device.h>
+
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
+
+#include "yoke/comm/communicator.h"
 
 namespace yoke::cli {
 
@@ -23,6 +28,14 @@ class Trainer {
   virtual ~Trainer() = default;
   virtual double round(int steps) = 0;  // seconds
 };
+
+// A program of bench/peers that says when it is ready and obeys "run N".
+std::unique_ptr<Trainer> make_peer(const std::string& program,
+                                   const std::vector<std::string>& arguments);
+
+// Every rank of the world does the steps, after a few to warm up; seconds of the slowest.
+double time_steps(const comm::Communicator& world, at::Device device, int steps,
+                  const std::function<void()>& step);
 
 // What a rank computes in one step.
 struct StepLoad {

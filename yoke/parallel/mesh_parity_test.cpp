@@ -231,7 +231,7 @@ Outcome together(const Trial& run) {
   return outcome;
 }
 
-class MeshParity : public testing::Test {
+class MeshParitySlow : public testing::Test {
  protected:
   void expect_parity(Trial run) {
     run.micro = smallest_micro(run.schedule, run.shape.pp);
@@ -277,7 +277,7 @@ std::vector<MeshShape> factorisations(int ranks) {
 
 }  // namespace
 
-TEST_F(MeshParity, EveryFactorisationOfEightRanks) {
+TEST_F(MeshParitySlow, EveryFactorisationOfEightRanks) {
   for (const auto& shape : factorisations(8))
     for (const std::string schedule : {"1f1b", "interleaved", "zbv"})
       for (const int zero : {0, 1})
@@ -287,7 +287,7 @@ TEST_F(MeshParity, EveryFactorisationOfEightRanks) {
                 {.shape = shape, .schedule = schedule, .zero = zero, .sequence = sequence});
 }
 
-TEST_F(MeshParity, WithAdamW) {
+TEST_F(MeshParitySlow, WithAdamW) {
   for (const auto& shape : factorisations(8))
     for (const std::string schedule : {"1f1b", "interleaved", "zbv"})
       expect_parity({.shape = shape,
@@ -297,7 +297,7 @@ TEST_F(MeshParity, WithAdamW) {
                      .optimizer = "adamw"});
 }
 
-TEST_F(MeshParity, OfOtherSizes) {
+TEST_F(MeshParitySlow, OfOtherSizes) {
   const std::vector<MeshShape> shapes = {{1, 2, 2}, {2, 1, 2}, {4, 1, 1}, {3, 2, 1}, {3, 1, 2},
                                          {3, 2, 2}, {6, 1, 2}, {4, 2, 2}, {2, 2, 4}, {8, 2, 1}};
   for (const auto& shape : shapes)
@@ -308,7 +308,7 @@ TEST_F(MeshParity, OfOtherSizes) {
                      .sequence = shape.tp > 1});
 }
 
-TEST_F(MeshParity, SeesPlantedMistakes) {
+TEST_F(MeshParitySlow, SeesPlantedMistakes) {
   for (const std::string mistake :
        {"", "untied", "partial norms", "times dp", "counted twice", "one skipped"}) {
     const auto found =

@@ -14,8 +14,8 @@ As in data.py, grads are set to None and glibc's malloc keeps what it has. Tried
 so that a few percent cannot be told apart: sequence parallelism, slower and so not the default, at 1.1 times the
 processor time with one all_reduce for the gradients of what is replicated, as here, and 1.25 times with PyTorch's
 SequenceParallel norms, along either dimension; a head cut by vocabulary with loss_parallel, which made no difference;
-AdamW on local tensors instead of DTensors, which saves 3 % of the processor time, and torch.compile of the blocks,
-which saves 15 %. The last three are not used.
+AdamW on local tensors instead of DTensors, which saves 3 % of the processor time; the last two are not used.
+torch.compile of the blocks saves 15 %: --compile yes.
 
 {"ready": true} on stdout after three steps, then it obeys lines on stdin: "run N" does N steps and prints the time
 from a barrier to the end of the slowest rank; "quit", or the end of stdin, ends it. Between runs all ranks block.
@@ -44,6 +44,7 @@ def parse_arguments():
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--threads", type=int, default=1, help="of each rank")
     parser.add_argument("--sequence-parallel", choices=("yes", "no"), default="no")
+    parser.add_argument("--compile", choices=("yes", "no"), default="no", help="the blocks, by torch.compile")
     parser.add_argument("--check", action="store_true", help="compare losses instead")
     for name in ("--rank", "--port", "--parent"):
         parser.add_argument(name, type=int, help=argparse.SUPPRESS)
@@ -90,6 +91,8 @@ def make_step(arguments):
             parallelize_module(block, mesh, {
                 "qkv": ColwiseParallel(input_layouts=between), "out": RowwiseParallel(output_layouts=between),
                 "up": ColwiseParallel(input_layouts=between), "down": RowwiseParallel(output_layouts=between)})
+            if arguments.compile == "yes":
+                block.compile()
     cut = [parameter for parameter in model.parameters() if isinstance(parameter, DTensor)]
     others = [parameter for parameter in model.parameters() if not isinstance(parameter, DTensor)]
     # AdamW does not take both kinds in one group.

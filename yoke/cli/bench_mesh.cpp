@@ -209,6 +209,7 @@ class OurPipeline final : public PipelineTrainer {
           if (world.rank() == 0) seconds = mine;
         },
         {.threads_per_rank = 1});
+    measured_.makespan = 0;
     for (const auto& row : measured_.rows)
       measured_.makespan = std::max(measured_.makespan, row.back().end);
     return seconds;

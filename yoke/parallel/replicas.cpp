@@ -9,55 +9,31 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
-#include <deque>
-#include <exception>
-#include <functional>
-#include <latch>
-#include <thread>
 
 #include "yoke/base/error.h"
-#include "yoke/base/queue.h"
 #include "yoke/parallel/shares.h"
+#include "yoke/parallel/workers.h"
 
 namespace yoke::parallel {
-namespace {
-
-using Task = std::function<void()>;
-constexpr size_t kQueued = 64;
-constexpr Duration kForever = std::chrono::hours(1000);  // until it is closed
-
-}  // namespace
 
 struct Replicas::Impl {
-  struct Worker {
-    Replica replica;
-    BoundedQueue<Task> tasks{kQueued};
-    std::jthread thread = {};
-  };
-  std::deque<Worker> workers;
-  std::vector<double> shares;
-
-  ~Impl() {
-    for (auto& worker : workers) worker.tasks.close();
-  }
+  std::vector<Replica> replicas;
+  std::vector<double> shares = {};
+  Workers workers;
 };
 
-Replicas::Replicas(std::vector<Replica> replicas) : impl_(std::make_unique<Impl>()) {
+Replicas::Replicas(std::vector<Replica> replicas) {
   if (replicas.empty()) fail(Kind::Usage, "Replicas wants at least one replica");
+  std::vector<double> shares;
+  for (const auto& replica : replicas) {
+    if (!(replica.share > 0)) fail(Kind::Usage, "a share is a number above 0, got ", replica.share);
+    shares.push_back(replica.share);
+  }
   const int on_cpu =
       int(std::ranges::count_if(replicas, [](const auto& r) { return r.device.is_cpu(); }));
   const int threads = std::max(1, at::get_num_threads() / std::max(1, on_cpu));
-  for (auto& replica : replicas) {
-    if (!(replica.share > 0)) fail(Kind::Usage, "a share is a number above 0, got ", replica.share);
-    impl_->shares.push_back(replica.share);
-    auto& worker = impl_->workers.emplace_back();
-    worker.replica = std::move(replica);
-    worker.thread = std::jthread([&worker, threads] {
-      at::get_num_threads();  // else a thread takes what any other set last
-      at::set_num_threads(threads);
-      while (auto task = worker.tasks.pop(kForever)) (*task)();
-    });
-  }
+  const int count = int(replicas.size());
+  impl_.reset(new Impl{std::move(replicas), std::move(shares), {count, threads}});
 }
 
 Replicas::~Replicas() = default;
@@ -68,35 +44,21 @@ at::Tensor Replicas::forward(const at::Tensor& batch) {
   const auto counts = divide(batch.size(0), impl_->shares);
   const c10::impl::VirtualGuardImpl device(batch.device().type());
   const c10::Stream stream = device.getStream(batch.device());  // on which the batch is made
-  const auto num_pieces = std::ranges::count_if(counts, [](int64_t n) { return n > 0; });
-  std::vector<at::Tensor> results;  // in order
-  std::vector<std::exception_ptr> errors;
-  results.resize(size_t(num_pieces));
-  errors.resize(size_t(num_pieces));
-  std::latch left(num_pieces);
-  int64_t begin = 0;
-  size_t next = 0;
-  for (size_t i = 0; i < counts.size(); ++i) {
-    if (counts[i] == 0) continue;
-    auto& worker = impl_->workers[i];
-    const at::Tensor piece = batch.narrow(0, begin, counts[i]);
-    begin += counts[i];
-    Task task([&, stream, piece, mine = next++] {
-      try {
-        const at::NoGradGuard no_grad;
-        const c10::StreamGuard on(stream);  // here it is this thread's too
-        const c10::OptionalDeviceGuard guard(worker.replica.device);
-        results[mine] = worker.replica.forward(piece.to(worker.replica.device)).to(batch.device());
-      } catch (...) {
-        errors[mine] = std::current_exception();
-      }
-      left.count_down();
-    });
-    YOKE_CHECK(worker.tasks.push(std::move(task), kForever));
+  std::vector<at::Tensor> results(counts.size());               // in order
+  std::vector<Workers::Task> tasks(counts.size());
+  for (int64_t i = 0, begin = 0; i < int64_t(counts.size()); begin += counts[size_t(i++)]) {
+    if (counts[size_t(i)] == 0) continue;
+    const at::Tensor piece = batch.narrow(0, begin, counts[size_t(i)]);
+    tasks[size_t(i)] = [&, stream, piece, &replica = impl_->replicas[size_t(i)],
+                        &result = results[size_t(i)]] {
+      const at::NoGradGuard no_grad;
+      const c10::StreamGuard on(stream);  // here it is this thread's too
+      const c10::OptionalDeviceGuard guard(replica.device);
+      result = replica.forward(piece.to(replica.device)).to(batch.device());
+    };
   }
-  left.wait();  // for all of them: they use the caller's batch
-  for (const auto& error : errors)
-    if (error) std::rethrow_exception(error);
+  impl_->workers.run(std::move(tasks));
+  std::erase_if(results, [](const auto& result) { return !result.defined(); });
   return at::cat(results);
 }
 

@@ -406,6 +406,7 @@ Pipeline::~Pipeline() = default;
 
 Pipeline::Loss Pipeline::run(const Batch& batch) { return impl_->run(batch); }
 DataParallel& Pipeline::data() { return *impl_->data; }
+at::Device Pipeline::device() const { return impl_->device; }
 const plan::Schedule& Pipeline::schedule() const { return impl_->schedule; }
 const std::vector<int>& Pipeline::layers_per_stage() const { return impl_->per_stage; }
 const std::vector<plan::Timed>& Pipeline::times() const { return impl_->times; }

@@ -79,6 +79,7 @@ class Pipeline {
   Loss run(const Batch& batch);
 
   DataParallel& data();
+  at::Device device() const;  // of this rank's parameters
   const plan::Schedule& schedule() const;
   const std::vector<int>& layers_per_stage() const;
   // What this rank did in the last run, in seconds from its start; as waits end, not as they begin.

@@ -8,6 +8,7 @@
 #include "yoke/parallel/attention.h"
 #include "yoke/parallel/pipeline.h"
 #include "yoke/parallel/ranks_test.h"
+#include "yoke/parallel/recompute.h"
 #include "yoke/plan/generate.h"
 
 namespace yoke::parallel {
@@ -207,8 +208,8 @@ Outcome together(const Trial& run) {
                               return Pipeline::Loss{sum, count};
                             }});
       const double norm = optimizer->step().grad_norm();
-      const at::Tensor sum = at::zeros({1}, at::kDouble);
-      if (loss.sum.defined() && mesh.tp.rank() == 0) sum.add_(loss.sum.cpu());
+      const at::Tensor sum = at::zeros({1}, at::device(test_device()).dtype(at::kDouble));
+      if (loss.sum.defined() && mesh.tp.rank() == 0) sum.add_(loss.sum);
       world.all_reduce(sum).wait();
       if (world.rank() > 0) continue;
       outcome.losses.push_back(sum.item<double>() / double(run.micro * run.shape.dp * kTime));
@@ -380,6 +381,22 @@ TEST(TensorParallel, CrossEntropyNeedsNoWholeLogits) {
       EXPECT_LT((mine.grad() - whole.grad().narrow(1, first, words)).abs().max().item<double>(),
                 1e-12);
     });
+}
+
+TEST(TensorParallel, PartsDropWhatTheWholeWould) {
+  const at::Tensor x = normal("x", {2, 6, 8}, 1);
+  const Rng rng(4, "dropout");
+  const at::Tensor whole = dropout(x, 0.4, rng, 7);
+  for (const int64_t dim : {0, 1, 2, -1, -2})
+    for (const int64_t parts : {1, 2}) {
+      const int64_t size = x.size(dim), count = size / parts;
+      std::vector<at::Tensor> pieces;
+      for (int64_t r = 0; r < parts; ++r)
+        pieces.push_back(
+            dropout(x.narrow(dim, r * count, count), 0.4, rng, {dim, r * count, size}, 7));
+      EXPECT_TRUE(at::equal(at::cat(pieces, dim), whole)) << dim << " in " << parts;
+    }
+  EXPECT_THROW(dropout(x, 0.4, rng, {1, 3, 6}), Error);
 }
 
 }  // namespace yoke::parallel

@@ -48,8 +48,8 @@ Outcome train(const std::string& text, const std::function<void(Pipeline&)>& loo
              return Pipeline::Loss{(y - samples(m).sin()).square().sum(), double(count)};
            }});
       const double norm = optimizer.step().grad_norm();
-      const at::Tensor sum = at::zeros({1}, at::kDouble);
-      if (loss.sum.defined()) sum.add_(loss.sum.cpu());
+      const at::Tensor sum = at::zeros({1}, at::device(test_device()).dtype(at::kDouble));
+      if (loss.sum.defined()) sum.add_(loss.sum);
       world.all_reduce(sum).wait();
       if (world.rank() > 0) continue;
       outcome.losses.push_back(sum.item<double>() / plan.tp);

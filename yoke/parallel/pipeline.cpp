@@ -2,12 +2,13 @@
 #include "yoke/parallel/pipeline.h"
 
 #include <ATen/Functions.h>
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/nn/module.h>
 
 #include <algorithm>
-#include <array>
+#include <limits>
 #include <map>
 #include <numeric>
 #include <set>
@@ -398,6 +399,30 @@ struct Pipeline::Impl {
   std::vector<plan::Timed> times;
   Time start, begin;
 };
+
+std::vector<double> measure_costs(const std::vector<LayerFactory>& layers, at::Tensor input,
+                                  int repeats) {
+  std::vector<double> costs;
+  for (const auto& factory : layers) {
+    const Layer layer = factory();
+    double least = std::numeric_limits<double>::infinity();
+    at::Tensor output;
+    for (int repeat = 0; repeat < std::max(1, repeats); ++repeat) {
+      const at::Tensor x = at::isFloatingType(input.scalar_type())
+                               ? input.detach().clone().requires_grad_(true)
+                               : input;
+      const Time start = SteadyClock().now();
+      output = layer.forward(x);
+      if (output.requires_grad()) torch::autograd::backward({output}, {at::ones_like(output)});
+      if (!output.is_cpu()) output.sum().item();  // waits for the device
+      least = std::min(least, std::chrono::duration<double>(SteadyClock().now() - start).count());
+    }
+    costs.push_back(least);
+    if (layer.module) layer.module->zero_grad();
+    input = output.detach();
+  }
+  return costs;
+}
 
 Pipeline::Pipeline(const std::vector<LayerFactory>& layers, const plan::Schedule& schedule,
                    const Mesh& mesh, const PipelineOptions& options)

@@ -56,6 +56,11 @@ struct PipelineOptions {
   DataParallelOptions data = {};  // zero: 0 to 2
 };
 
+// Seconds that each layer takes for forward and backward of this input, the least of several: for
+// `layer_cost`. Makes one layer at a time. Ranks whose devices differ agree on one's.
+std::vector<double> measure_costs(const std::vector<LayerFactory>& layers, at::Tensor input,
+                                  int repeats = 3);
+
 class Pipeline {
  public:
   // Messages and reductions are added where the schedule has none. Throws Kind::Usage if it is not

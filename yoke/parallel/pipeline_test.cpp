@@ -6,6 +6,7 @@
 #include <torch/custom_class.h>
 
 #include <map>
+#include <thread>
 
 #include "yoke/parallel/layers.h"
 #include "yoke/parallel/ranks_test.h"
@@ -161,8 +162,9 @@ Outcome together(const Trial& run) {
                  return Pipeline::Loss{loss_of(output, target), double(target.size(0) * kTime)};
                }});
       const double norm = optimizer->step().grad_norm();
-      const at::Tensor sum =
-          loss.sum.defined() ? loss.sum.to(at::kDouble).reshape({1}) : at::zeros({1}, at::kDouble);
+      const at::Tensor sum = loss.sum.defined()
+                                 ? loss.sum.to(at::kDouble).reshape({1})
+                                 : at::zeros({1}, at::device(test_device()).dtype(at::kDouble));
       world.all_reduce(sum).wait();
       if (world.rank() > 0) continue;
       outcome.losses.push_back(sum.item<double>() / double(kSamples * kTime));
@@ -315,6 +317,48 @@ TEST(Pipeline, RefusesWhatItCannotRun) {
   }
   EXPECT_GT(refused, 10);
   EXPECT_GT(ran, 3);
+}
+
+// Whatever the generators make, the executor runs.
+TEST(Pipeline, RunsWhateverIsAllowed) {
+  const auto truth = alone("sgd");
+  int ran = 0;
+  for (uint64_t trial = 0; ran < 30; ++trial) {
+    const Rng rng(9, "shape", trial);
+    const auto& names = plan::schedule_names();
+    plan::ScheduleShape shape{.ranks = 1 + int(rng.below(0, 5)),
+                              .micro_batches = 1 + int(rng.below(1, 12)),
+                              .chunks = 1 + int(rng.below(2, 3))};
+    shape.limits.costs.times = {0.5 + rng.uniform(3), 0.5 + rng.uniform(4), 0.5 + rng.uniform(5),
+                                rng.uniform(6)};
+    const std::string name = names[rng.below(7, names.size())];
+    plan::Schedule schedule;
+    try {
+      schedule = plan::make_schedule(name, shape);
+    } catch (const Error&) {
+      continue;  // its rule does not allow it
+    }
+    if (schedule.num_stages() > kLayers) continue;
+    ++ran;
+    expect_equal(truth,
+                 together({.pp = shape.ranks, .micro = shape.micro_batches, .custom = schedule}),
+                 cat(name, " ", shape.ranks, " ", shape.micro_batches, " ", shape.chunks));
+  }
+}
+
+TEST(Pipeline, MeasuresWhatLayersCost) {
+  std::vector<LayerFactory> layers;
+  for (const int ms : {2, 30, 2})
+    layers.push_back([ms] {
+      return Layer{nullptr, [ms](const at::Tensor& x) {
+                     std::this_thread::sleep_for(std::chrono::milliseconds(ms));
+                     return x * 2;
+                   }};
+    });
+  const auto costs = measure_costs(layers, at::ones({2}));
+  ASSERT_EQ(costs.size(), 3u);
+  EXPECT_GT(costs[1], 4 * costs[0]);
+  EXPECT_GT(costs[1], 4 * costs[2]);
 }
 
 TEST(Pipeline, HoldsNoMoreThanTheSimulatorSays) {

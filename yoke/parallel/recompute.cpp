@@ -3,6 +3,7 @@
 
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
+#include <ATen/WrapDimUtils.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/custom_class.h>
@@ -70,15 +71,30 @@ at::Tensor checkpoint(Checkpointing checkpointing, int64_t part, const Part& fn,
 }
 
 at::Tensor dropout(const at::Tensor& x, double probability, const Rng& rng, int64_t first) {
+  return dropout(x, probability, rng, {0, 0, x.dim() > 0 ? x.size(0) : 1}, first);
+}
+
+at::Tensor dropout(const at::Tensor& x, double probability, const Rng& rng, Window window,
+                   int64_t first) {
   if (!(probability >= 0 && probability < 1))
     fail(Kind::Usage, "dropout wants a probability of 0 to below 1, got ", probability);
   if (probability == 0) return x;
+  // Runs of elements that are neighbours in the whole too.
+  const int64_t dim = x.dim() == 0 ? 0 : at::maybe_wrap_dim(window.dim, x.dim());
+  int64_t inner = 1;
+  for (int64_t d = dim + 1; d < x.dim(); ++d) inner *= x.size(d);
+  const int64_t run = x.dim() == 0 ? 1 : x.size(dim) * inner, stride = window.whole * inner;
+  if (window.begin < 0 || window.begin * inner + run > stride)
+    fail(Kind::Usage, "a part of ", run / inner, " from ", window.begin,
+         " on does not lie in a whole of ", window.whole);
   const at::Tensor kept = at::empty(x.sizes(), at::kFloat);
   auto* data = kept.mutable_data_ptr<float>();
   const float scale = float(1 / (1 - probability));
   at::parallel_for(0, x.numel(), 4096, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i)
-      data[i] = double(rng.uniform(uint64_t(first + i))) < probability ? 0 : scale;
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t place = i / run * stride + window.begin * inner + i % run;
+      data[i] = double(rng.uniform(uint64_t(first + place))) < probability ? 0 : scale;
+    }
   });
   return x * kept.to(x.options());
 }

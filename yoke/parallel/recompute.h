@@ -27,5 +27,14 @@ at::Tensor checkpoint(Checkpointing checkpointing, int64_t part,
 // (torch's own Dropout draws from a generator that all ranks of a process share, in the order in
 // which they come.)
 at::Tensor dropout(const at::Tensor& x, double probability, const Rng& rng, int64_t first = 0);
+// The same for a part of a larger tensor along one dim, as the ranks of a layer have them: together
+// they drop what one rank would, and where all have everything, they drop the same.
+struct Window {
+  int64_t dim = 0;    // from the end where below 0
+  int64_t begin = 0;  // of x in it
+  int64_t whole = 0;  // size of the dim
+};
+at::Tensor dropout(const at::Tensor& x, double probability, const Rng& rng, Window window,
+                   int64_t first = 0);
 
 }  // namespace yoke::parallel

@@ -131,7 +131,7 @@ struct DataParallel::Impl {
   }
 
   void take(Parts parts) {
-    if (options.zero == 3) fail(Kind::Usage, "a model in parts wants zero = 0, 1 or 2, got 3");
+    by_hand = true;
     std::vector<std::vector<int>> groups;
     for (const auto& part : parts) {
       const auto first = model.trainable.size();
@@ -247,7 +247,8 @@ struct DataParallel::Impl {
         Weights::Options{.zero = options.zero,
                          .dtype = compute_type(options.precision, own_type),
                          .device = device,
-                         .reshard_after_forward = options.reshard_after_forward});
+                         .reshard_after_forward = options.reshard_after_forward,
+                         .by_hand = by_hand});
   }
   std::unique_ptr<Gradients> make_gradients() const {
     return std::make_unique<Gradients>(layout, model.trainable, comm,
@@ -432,6 +433,7 @@ struct DataParallel::Impl {
   // As they were before they were put into buckets of fewer bits, until the order is learnt.
   std::vector<at::Tensor> values;
   bool learning = false;
+  bool by_hand = false;   // ZeRO 3: the caller says when
   at::Tensor first_sums;  // of the parameters as they were put into buckets, while learning
   std::shared_ptr<const plan::Layout> layout;
   std::unique_ptr<Weights> weights;
@@ -476,6 +478,16 @@ const DataParallel::Parts& DataParallel::units() const { return impl_->units; }
 
 void DataParallel::pass(size_t part, bool reduce, const std::function<void(const Deliver&)>& fn) {
   impl_->guarded([&] { impl_->run_part(part, reduce, fn); });
+}
+
+void DataParallel::unshard(size_t part) {
+  const auto range = impl_->ranges.at(part);
+  for (size_t b = range.begin; b < range.end; ++b) impl_->weights->fetch(b);
+}
+
+void DataParallel::reshard(size_t part) {
+  const auto range = impl_->ranges.at(part);
+  for (size_t b = range.begin; b < range.end; ++b) impl_->weights->drop(b);
 }
 
 void DataParallel::end_passes(double count) {

@@ -95,6 +95,10 @@ class DataParallel {
   // put off it gives to `deliver`. `reduce`: the part's gradients are complete, or, at stage 2 and
   // above, those of one more micro-batch.
   void pass(size_t part, bool reduce, const std::function<void(const Deliver& deliver)>& fn);
+  // Collective, at stage 3: the parameters of a part are gathered, and dropped. What was not is
+  // gathered when it is touched.
+  void unshard(size_t part);
+  void reshard(size_t part);
   // After the last of a step, with the number of this rank's samples.
   void end_passes(double count);
 

@@ -302,7 +302,7 @@ TEST_F(MeshParitySlow, OfOtherSizes) {
   const std::vector<MeshShape> shapes = {{1, 2, 2}, {2, 1, 2}, {4, 1, 1}, {3, 2, 1}, {3, 1, 2},
                                          {3, 2, 2}, {6, 1, 2}, {4, 2, 2}, {2, 2, 4}, {8, 2, 1}};
   for (const auto& shape : shapes)
-    for (const int zero : {0, 2})
+    for (const int zero : {0, 2, 3})
       expect_parity({.shape = shape,
                      .schedule = zero ? "zbv" : "interleaved",
                      .zero = zero,

@@ -34,7 +34,9 @@ bool has(const plan::Schedule& schedule, bool (*wanted)(const Action&)) {
 }
 
 // What a rank runs: with messages, reductions and the optimizer's step.
-plan::Schedule completed(plan::Schedule schedule) {
+plan::Schedule completed(plan::Schedule schedule, int zero) {
+  if (zero == 3 && !has(schedule, [](const Action& action) { return action.act == Act::Unshard; }))
+    schedule = plan::add_unshards(schedule);
   if (!has(schedule, [](const Action& action) { return action.is_message(); }))
     schedule = plan::add_messages(schedule);
   if (!has(schedule, [](const Action& action) { return action.act == Act::ReduceGrad; }))
@@ -80,7 +82,7 @@ struct Cell {
 struct Pipeline::Impl {
   Impl(const std::vector<LayerFactory>& factories, const plan::Schedule& given, const Mesh& mesh,
        const PipelineOptions& options)
-      : mesh(mesh), schedule(completed(given)) {
+      : mesh(mesh), schedule(completed(given, options.data.zero)) {
     if (schedule.num_ranks() != mesh.pp.size())
       fail(Kind::Usage, "the schedule ", schedule.name, " is for ", schedule.num_ranks(),
            " ranks, and the pipeline has ", mesh.pp.size());
@@ -248,7 +250,9 @@ struct Pipeline::Impl {
         if (!reduced_early(index)) data->pass(part_of.at(stage), true, [](const Deliver&) {});
         return;
       case Act::Unshard:
+        return data->unshard(part_of.at(stage));
       case Act::Reshard:
+        return data->reshard(part_of.at(stage));
       case Act::OptStep:
         return;
     }

@@ -52,8 +52,9 @@ struct PipelineOptions {
   // embedding and the head. Where they are on several ranks, each has a copy, and their gradients
   // are added.
   std::vector<std::vector<std::string>> ties = {};
-  bool sequence = false;          // what TensorAxis of the layers has
-  DataParallelOptions data = {};  // zero: 0 to 2
+  bool sequence = false;  // what TensorAxis of the layers has
+  // ZeRO 3: the schedule says when a stage's parameters are gathered, or it is added to it.
+  DataParallelOptions data = {};
 };
 
 // Seconds that each layer takes for forward and backward of this input, the least of several: for

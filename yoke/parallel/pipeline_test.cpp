@@ -260,7 +260,7 @@ TEST(Pipeline, EveryScheduleEqualsOneDevice) {
 TEST(Pipeline, EqualsOneDeviceWithReplicas) {
   const auto truth = alone("sgd");
   for (const std::string name : {"1f1b", "interleaved", "zb-h1", "zbv"})
-    for (const int zero : {0, 1, 2})
+    for (const int zero : {0, 1, 2, 3})
       expect_equal(truth, together({.schedule = name, .dp = 2, .zero = zero}),
                    cat(name, " ZeRO ", zero));
   // Micro-batches of unequal size, stages of unequal length, layers that cost unlike amounts.
@@ -459,7 +459,7 @@ TEST(Pipeline, TiesWeightsAcrossStages) {
   const PipelineOptions tied{.ties = {{kEmbedding, kHead}}};
   for (const std::string name : {"1f1b", "zb-h1", "zbv"})
     for (const int pp : {1, 2, 4})
-      for (const int zero : {0, 1, 2}) {
+      for (const int zero : {0, 1, 2, 3}) {
         const Trial run{
             .schedule = name, .pp = pp, .dp = pp > 2 ? 1 : 2, .zero = zero, .options = tied};
         const auto outcome = together(run);

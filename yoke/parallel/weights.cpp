@@ -145,6 +145,15 @@ void Weights::release_all() {
   events_.clear();
 }
 
+void Weights::fetch(size_t bucket) {
+  const at::NoGradGuard no_grad;
+  if (options_.zero == 3 && !buckets_[bucket].memory.defined()) gather(buckets_[bucket]);
+}
+
+void Weights::drop(size_t bucket) {
+  if (options_.zero == 3 && !keep_all_) release(buckets_[bucket]);
+}
+
 void Weights::gather(Bucket& bucket) {
   const int64_t count = layout_->buckets[bucket.index].count;
   at::Tensor block;  // the smallest of the pool that is large enough
@@ -211,7 +220,8 @@ void Weights::lend(Bucket& bucket) noexcept {
 
 void Weights::visit(Bucket& bucket, Touch touch) {
   bucket.used_by = touch.operation;
-  if (options_.zero < 3 || keep_all_) return await(bucket);
+  if (options_.by_hand) fetch(bucket.index);
+  if (options_.zero < 3 || keep_all_ || options_.by_hand) return await(bucket);
   const bool again = !visits_.empty() && visits_.back() == bucket.index;
   if (again) return await(bucket);
   const size_t previous = visits_.empty() ? bucket.index : visits_.back();
@@ -289,7 +299,7 @@ void Weights::end_backward() {
   in_backward_ = false;
   last_visits_ = visits_;
   last_events_ = events_;
-  if (!keep_all_) release_all();
+  if (!keep_all_ && !options_.by_hand) release_all();
 }
 
 void Weights::follow(const std::function<void(size_t)>& reduce) {

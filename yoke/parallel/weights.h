@@ -27,6 +27,7 @@ class Weights {
     at::ScalarType dtype = at::kFloat;  // that the model computes in
     at::Device device = at::kCPU;
     bool reshard_after_forward = true;
+    bool by_hand = false;  // ZeRO 3: fetch() and drop() say when; a touch fetches what is missing
   };
 
   // `parameters`, in the order of the layout's, must outlive this; both may still grow.
@@ -55,6 +56,11 @@ class Weights {
   // Collective. All of every bucket is there, until release_all().
   void gather_all();
   void release_all();
+
+  // Collective, under ZeRO 3 by hand. A bucket is gathered, and awaited when it is touched; its
+  // memory is free for others.
+  void fetch(size_t bucket);
+  void drop(size_t bucket);
 
   // Around a backward pass; and that a bucket's gradients were reduced in it.
   void begin_backward();

@@ -61,9 +61,7 @@ void Plan::check(int ranks, int layers) const {
   if (pp < 1 || dp < 1 || tp < 1 || num_ranks() != ranks)
     fail(Kind::Config, "plan: pp x dp x tp = ", pp, " x ", dp, " x ", tp, " = ", num_ranks(),
          " ranks, and there are ", ranks);
-  if (zero < 0 || zero > 2)
-    fail(Kind::Config, "plan: zero is 0, 1 or 2 in a plan, got ", zero,
-         zero == 3 ? "; DataParallel alone has 3" : "");
+  if (zero < 0 || zero > 3) fail(Kind::Config, "plan: zero is 0 to 3, got ", zero);
   if (sequence && tp == 1)
     fail(Kind::Config, "plan: sequence=yes cuts tokens over the ranks of a layer, and tp is 1");
   if (tp > 1 && splits.empty())

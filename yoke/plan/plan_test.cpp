@@ -37,7 +37,7 @@ TEST(Plan, TextIsReadBackAsItWas) {
 TEST(Plan, IsRefusedInNumbers) {
   EXPECT_EQ(refusal("pp=2 dp=2 micro=2", 4, 6), "accepted");
   expect_refusal("pp=2 dp=2 micro=2", 6, 6, "2 x 2 x 1 = 4 ranks, and there are 6");
-  expect_refusal("zero=3", 1, 6, "zero is 0, 1 or 2 in a plan, got 3");
+  expect_refusal("zero=4", 1, 6, "zero is 0 to 3, got 4");
   expect_refusal("sequence=yes", 1, 6, "tp is 1");
   expect_refusal("tp=2", 2, 6, "which layers to cut");
   expect_refusal("pp=4 schedule=zbv micro=8", 4, 6, "has 8 stages, and the model 6 layers");

@@ -177,7 +177,7 @@ class OurPipeline final : public PipelineTrainer {
     comm::run_ranks(
         bench_.ranks,
         [&](comm::Communicator& world) {
-          const parallel::Mesh mesh(world, {.pp = bench_.ranks});
+          const parallel::MeshGroups mesh(world, {.pp = bench_.ranks});
           std::unique_ptr<parallel::Pipeline> pipeline;
           {
             MutexLock lock(building);  // LibTorch's generator is everybody's
@@ -232,7 +232,7 @@ class OurTensor final : public Trainer {
     double seconds = 0;
     comm::run_ranks(ranks_,
                     [&](comm::Communicator& world) {
-                      const parallel::Mesh mesh(world, {.tp = ranks_});
+                      const parallel::MeshGroups mesh(world, {.tp = ranks_});
                       const TensorAxis axis{mesh.tp, sequence_};
                       parallel::Pipeline model(
                           gpt_layers(kBlocks, axis),
@@ -271,34 +271,34 @@ double run_stand_in(const StandIn& stand_in, int steps) {
   const plan::Times each{stand_in.times.f / share, stand_in.times.i / share,
                          stand_in.times.w / share};
   double least = 0;
-  comm::run_ranks(schedule.num_ranks(),
-                  [&](comm::Communicator& world) {
-                    ::prctl(PR_SET_TIMERSLACK, 1);  // wakes when it is told to
-                    std::vector<parallel::LayerFactory> layers(size_t(schedule.num_stages()), [&] {
-                      return parallel::layer(std::make_shared<SleepingLayer>(each));
-                    });
-                    parallel::Pipeline pipeline(
-                        layers, schedule, parallel::Mesh(world, {.pp = schedule.num_ranks()}));
-                    parallel::Sgd optimizer(pipeline.data());
-                    const parallel::Pipeline::Batch batch{
-                        .input = [](int) { return at::zeros({1}); },
-                        .loss =
-                            [](const at::Tensor& x, int) {
-                              return parallel::Pipeline::Loss{x.sum(), 1};
-                            }};
-                    for (int step = 0; step <= steps; ++step) {  // the first one learns the shapes
-                      world.barrier();
-                      const auto start = std::chrono::steady_clock::now();
-                      pipeline.run(batch);
-                      world.barrier();
-                      const std::chrono::duration<double, std::milli> took =
-                          std::chrono::steady_clock::now() - start;
-                      optimizer.step();
-                      if (world.rank() == 0 && (step == 1 || (step > 1 && took.count() < least)))
-                        least = took.count();
-                    }
-                  },
-                  {.threads_per_rank = 1});
+  comm::run_ranks(
+      schedule.num_ranks(),
+      [&](comm::Communicator& world) {
+        ::prctl(PR_SET_TIMERSLACK, 1);  // wakes when it is told to
+        std::vector<parallel::LayerFactory> layers(size_t(schedule.num_stages()), [&] {
+          return parallel::layer(std::make_shared<SleepingLayer>(each));
+        });
+        parallel::Pipeline pipeline(layers, schedule,
+                                    parallel::MeshGroups(world, {.pp = schedule.num_ranks()}));
+        parallel::Sgd optimizer(pipeline.data());
+        const parallel::Pipeline::Batch batch{.input = [](int) { return at::zeros({1}); },
+                                              .loss =
+                                                  [](const at::Tensor& x, int) {
+                                                    return parallel::Pipeline::Loss{x.sum(), 1};
+                                                  }};
+        for (int step = 0; step <= steps; ++step) {  // the first one learns the shapes
+          world.barrier();
+          const auto start = std::chrono::steady_clock::now();
+          pipeline.run(batch);
+          world.barrier();
+          const std::chrono::duration<double, std::milli> took =
+              std::chrono::steady_clock::now() - start;
+          optimizer.step();
+          if (world.rank() == 0 && (step == 1 || (step > 1 && took.count() < least)))
+            least = took.count();
+        }
+      },
+      {.threads_per_rank = 1});
   return least;
 }
 

@@ -182,7 +182,7 @@ Outcome together(const Trial& run) {
   Outcome outcome;
   Mutex mutex;
   on_ranks(run.shape.size(), [&](Communicator& world) {
-    const Mesh mesh(world, run.shape);
+    const MeshGroups mesh(world, run.shape);
     const TensorAxis axis{mesh.tp, run.sequence};
     PipelineOptions options{.ties = {{kEmbedding, kHead}}, .sequence = run.sequence};
     options.data.zero = run.zero;
@@ -232,7 +232,7 @@ Outcome together(const Trial& run) {
   return outcome;
 }
 
-class MeshParitySlow : public testing::Test {
+class MeshParity : public testing::Test {
  protected:
   void expect_parity(Trial run) {
     run.micro = smallest_micro(run.schedule, run.shape.pp);
@@ -268,6 +268,8 @@ class MeshParitySlow : public testing::Test {
   static inline std::map<std::pair<std::string, int64_t>, Outcome> truths_;
 };
 
+using MeshParitySlow = MeshParity;
+
 std::vector<MeshShape> factorisations(int ranks) {
   std::vector<MeshShape> shapes;
   for (int pp = 1; pp <= ranks; ++pp)
@@ -286,6 +288,14 @@ TEST_F(MeshParitySlow, EveryFactorisationOfEightRanks) {
           if (!sequence || shape.tp > 1)
             expect_parity(
                 {.shape = shape, .schedule = schedule, .zero = zero, .sequence = sequence});
+}
+
+TEST_F(MeshParity, OfFourRanks) {
+  for (const std::string schedule : {"1f1b", "zbv"})
+    for (const int zero : {0, 1, 3})
+      for (const bool sequence : {false, true})
+        expect_parity(
+            {.shape = {2, 1, 2}, .schedule = schedule, .zero = zero, .sequence = sequence});
 }
 
 TEST_F(MeshParitySlow, WithAdamW) {

@@ -39,7 +39,9 @@ Optimizer::Optimizer(DataParallel& dp, OptimizerOptions options,
 StepInfo Optimizer::step() {
   const at::NoGradGuard no_grad;
   const auto reduced = dp_.reduced(/*exact=*/std::isfinite(options_.clip));
-  const at::ScalarType type = reduced.parts[0].weights.scalar_type();
+  // A rank of a pipeline may have none.
+  const at::ScalarType type =
+      reduced.parts.empty() ? at::kFloat : reduced.parts[0].weights.scalar_type();
   const at::Tensor divisor = reduced.count * dp_.loss_scale().value;
   at::Tensor norm = reduced.squares.sqrt() / divisor;
   if (type != at::kDouble) norm = norm.to(at::kFloat).to(at::kDouble);

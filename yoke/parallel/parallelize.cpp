@@ -87,7 +87,7 @@ std::unique_ptr<Pipeline> spread(const std::vector<LayerFactory>& layers, const 
                                  const comm::Communicator& world, const DataParallelOptions& data,
                                  bool scatters) {
   plan.check(world.size(), int(layers.size()));
-  const Mesh mesh(world, {.pp = plan.pp, .dp = plan.dp, .tp = plan.tp});
+  const MeshGroups mesh(world, {.pp = plan.pp, .dp = plan.dp, .tp = plan.tp});
   const TensorAxis axis{mesh.tp, plan.sequence};
   std::set<size_t> used;
   std::vector<LayerFactory> factories;

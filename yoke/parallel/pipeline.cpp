@@ -80,8 +80,8 @@ struct Cell {
 }  // namespace
 
 struct Pipeline::Impl {
-  Impl(const std::vector<LayerFactory>& factories, const plan::Schedule& given, const Mesh& mesh,
-       const PipelineOptions& options)
+  Impl(const std::vector<LayerFactory>& factories, const plan::Schedule& given,
+       const MeshGroups& mesh, const PipelineOptions& options)
       : mesh(mesh), schedule(completed(given, options.data.zero)) {
     if (schedule.num_ranks() != mesh.pp.size())
       fail(Kind::Usage, "the schedule ", schedule.name, " is for ", schedule.num_ranks(),
@@ -384,7 +384,7 @@ struct Pipeline::Impl {
   }
 
   using Key = std::pair<int, int>;  // stage, micro-batch
-  const Mesh mesh;
+  const MeshGroups mesh;
   const plan::Schedule schedule;
   std::vector<int> per_stage;
   std::vector<std::shared_ptr<StageModule>> stages;  // null: another rank's
@@ -429,7 +429,7 @@ std::vector<double> measure_costs(const std::vector<LayerFactory>& layers, at::T
 }
 
 Pipeline::Pipeline(const std::vector<LayerFactory>& layers, const plan::Schedule& schedule,
-                   const Mesh& mesh, const PipelineOptions& options)
+                   const MeshGroups& mesh, const PipelineOptions& options)
     : impl_(std::make_unique<Impl>(layers, schedule, mesh, options)) {}
 Pipeline::~Pipeline() = default;
 

@@ -21,7 +21,7 @@
 #include <vector>
 
 #include "yoke/parallel/data_parallel.h"
-#include "yoke/parallel/mesh.h"
+#include "yoke/parallel/mesh_groups.h"
 #include "yoke/plan/simulate.h"
 
 namespace yoke::parallel {
@@ -67,7 +67,7 @@ class Pipeline {
   // Messages and reductions are added where the schedule has none. Throws Kind::Usage if it is not
   // right, or not for so many ranks and layers.
   Pipeline(const std::vector<LayerFactory>& layers, const plan::Schedule& schedule,
-           const Mesh& mesh, const PipelineOptions& options = {});
+           const MeshGroups& mesh, const PipelineOptions& options = {});
   ~Pipeline();
 
   struct Loss {

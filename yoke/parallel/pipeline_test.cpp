@@ -138,7 +138,7 @@ Outcome together(const Trial& run) {
   Outcome outcome;
   Mutex mutex;
   on_ranks(run.pp * run.dp, [&](Communicator& world) {
-    const Mesh mesh(world, {.pp = run.pp, .dp = run.dp});
+    const MeshGroups mesh(world, {.pp = run.pp, .dp = run.dp});
     PipelineOptions options = run.options;
     options.data.zero = run.zero;
     const auto schedule =
@@ -370,7 +370,7 @@ TEST(Pipeline, HoldsNoMoreThanTheSimulatorSays) {
       std::shared_ptr<Probe> mine;
       const LayerFactory factory = [&] { return layer(mine = std::make_shared<Probe>()); };
       Pipeline pipeline({factory, factory, factory, factory}, schedule,
-                        Mesh(world, {.pp = kRanks}));
+                        MeshGroups(world, {.pp = kRanks}));
       for (int step = 0; step < 2; ++step)
         pipeline.run({.input = [](int micro) { return at::full({3}, 1.0 + micro, at::kDouble); },
                       .loss =
@@ -400,7 +400,7 @@ TEST(Pipeline, OverlapsReductionsWithWeightGradients) {
             return layer(probe);
           });
           Pipeline pipeline(layers, plan::make_schedule(name, {.ranks = 2, .micro_batches = 4}),
-                            Mesh(world, {.pp = 2, .dp = 2}),
+                            MeshGroups(world, {.pp = 2, .dp = 2}),
                             {.data = {.bucket_bytes = 1, .first_bucket_bytes = 1}});
           events[size_t(world.rank())].clear();
           pipeline.run({.input = [](int) { return at::ones({3}, at::kDouble); },
@@ -424,7 +424,7 @@ TEST(Pipeline, TellsWhatIsWrongAndWhere) {
     return failure_of(2, [&](Communicator& world) {
       Pipeline pipeline(make_layers(),
                         plan::make_schedule("1f1b", {.ranks = 2, .micro_batches = micro}),
-                        Mesh(world, {.pp = 2}), options);
+                        MeshGroups(world, {.pp = 2}), options);
       Pipeline::Batch batch{.input = [](int) { return tokens(0, 0, 2).narrow(1, 0, kTime); },
                             .loss =
                                 [](const at::Tensor& y, int) {
@@ -449,8 +449,8 @@ TEST(Pipeline, TellsWhatIsWrongAndWhere) {
                   "the loss wants a sum of one element"));
   EXPECT_TRUE(has(failure([](auto&...) {}, {.layers_per_stage = {3, 13}}),
                   "2 numbers from 1 on that add up to 17 layers, got 2 that add up to 16"));
-  EXPECT_TRUE(has(failure_of(2, [](Communicator& world) { Mesh(world, {.pp = 2, .tp = 2}); }),
-                  "pp x dp x tp = 2 x 1 x 2 = 4 ranks, and there are 2"));
+  EXPECT_TRUE(has(failure_of(2, [](Communicator& world) { MeshGroups(world, {.pp = 2, .tp = 2}); }),
+                  "pp=2 x dp=1 x tp=2 = 4, but there are 2 ranks"));
 }
 
 // The head is on the rank of the embedding (one rank, and the V of zbv), or on another.
@@ -466,14 +466,14 @@ TEST(Pipeline, TiesWeightsAcrossStages) {
         expect_equal(truth, outcome, cat(name, " ", pp, " ZeRO ", zero));
         EXPECT_TRUE(at::equal(outcome.parameters.at(kEmbedding), outcome.parameters.at(kHead)));
       }
-  EXPECT_TRUE(has(failure_of(2,
-                             [](Communicator& world) {
-                               Pipeline(
-                                   make_layers(),
-                                   plan::make_schedule("1f1b", {.ranks = 2, .micro_batches = 2}),
-                                   Mesh(world, {.pp = 2}), {.ties = {{kEmbedding, "17.weight"}}});
-                             }),
-                  "of the 2 parameters '0.weight', '17.weight' that are to be tied there are 1"));
+  EXPECT_TRUE(has(
+      failure_of(2,
+                 [](Communicator& world) {
+                   Pipeline(make_layers(),
+                            plan::make_schedule("1f1b", {.ranks = 2, .micro_batches = 2}),
+                            MeshGroups(world, {.pp = 2}), {.ties = {{kEmbedding, "17.weight"}}});
+                 }),
+      "of the 2 parameters '0.weight', '17.weight' that are to be tied there are 1"));
 }
 
 }  // namespace yoke::parallel

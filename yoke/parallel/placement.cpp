@@ -154,7 +154,7 @@ void run_pipeline(const std::vector<Placed>& parts, const std::string& schedule,
     return comm::run_ranks(
         made.num_ranks(),
         [&](comm::Communicator& world) {
-          Pipeline pipeline(layers, made, Mesh(world, {.pp = made.num_ranks()}), one_each);
+          Pipeline pipeline(layers, made, MeshGroups(world, {.pp = made.num_ranks()}), one_each);
           train(pipeline);
         },
         run);

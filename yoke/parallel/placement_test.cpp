@@ -113,6 +113,20 @@ TEST(Placement, IsAPipelineByAnotherWord) {
       EXPECT_LT((outcomes[0][i] - outcomes.back()[i]).abs().max().item<double>(), 1e-12)
           << schedule;
   }
+  // A rank without parameters.
+  const std::vector<Placed> parts{linear("first", 4, 2),
+                                  {{nullptr, [](auto& x) { return x * 3; }}}};
+  const at::Tensor before = parts[0].layer.module->parameters()[0].clone();
+  run_pipeline(parts, "1f1b", 2, [&](Pipeline& pipeline) {
+    AdamW optimizer(pipeline.data(), {{.lr = 0.1}});
+    pipeline.run({.input = [&](int m) { return sample(2).narrow(0, m, 1); },
+                  .loss =
+                      [](const at::Tensor& y, int) {
+                        return Pipeline::Loss{y.sum(), 1};
+                      }});
+    optimizer.step();
+  });
+  EXPECT_FALSE(at::equal(parts[0].layer.module->parameters()[0], before));
   EXPECT_THROW(run_pipeline({linear("one", 4, 4)}, "zbv", 2, [](Pipeline&) {}), Error);
 }
 

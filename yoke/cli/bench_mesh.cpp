@@ -307,33 +307,24 @@ std::unique_ptr<PipelineTrainer> make_pipeline_trainer(const PipelineBench& benc
 }
 
 plan::Costs costs_of(const plan::Schedule& schedule, const plan::Simulation& measured) {
-  // Of a stage and a kind of work; B counts as I and W, as long as the others' are to each other.
-  std::map<std::pair<int, plan::Act>, std::pair<double, int>> sums;
+  // All of a stage's work of a kind; what is left of a whole backward is half I and half W.
+  std::vector<std::map<plan::Act, double>> sums(schedule.rank_of.size());
   for (const auto& row : measured.rows)
     for (const auto& [action, begin, end] : row)
-      if (action.computes()) {
-        auto& [sum, count] = sums[{action.stage, action.act}];
-        sum += end - begin;
-        ++count;
-      }
-  plan::Costs costs;
-  const int stages = schedule.num_stages();
-  std::vector<double> whole(static_cast<size_t>(stages), 0);
-  double f = 0, i = 0, w = 0;
-  for (const auto& [key, value] : sums) {
-    const double mean = value.first / value.second;
-    whole[size_t(key.first)] += mean;
-    const double half = key.second == plan::Act::B ? mean / 2 : mean;
-    if (key.second == plan::Act::F) f += mean;
-    if (key.second == plan::Act::I || key.second == plan::Act::B) i += half;
-    if (key.second == plan::Act::W || key.second == plan::Act::B) w += half;
-  }
-  // Times are of a rank's share: of all its stages.
-  const double ranks = schedule.num_ranks();
-  costs.times = {f / ranks, i / ranks, w / ranks, 0};
+      if (action.computes()) sums[size_t(action.stage)][action.act] += end - begin;
+  plan::Costs costs{.times = {0, 0, 0, 0}};
   double mean = 0;
-  for (const double stage : whole) mean += stage / stages;
-  for (const double stage : whole) costs.stage_weight.push_back(stage / mean);
+  const double micro = schedule.num_micro, ranks = schedule.num_ranks();
+  for (auto& stage : sums) {
+    const double both = stage[plan::Act::B] / 2;
+    const double f = stage[plan::Act::F] / micro, i = (stage[plan::Act::I] + both) / micro,
+                 w = (stage[plan::Act::W] + both) / micro;
+    costs.stage_weight.push_back(f + i + w);
+    mean += (f + i + w) / double(sums.size());
+    // Times are of a rank's share: of all its stages.
+    costs.times.f += f / ranks, costs.times.i += i / ranks, costs.times.w += w / ranks;
+  }
+  for (auto& weight : costs.stage_weight) weight /= mean;
   return costs;
 }
 

@@ -132,6 +132,7 @@ struct DataParallel::Impl {
 
   void take(Parts parts) {
     by_hand = true;
+    device = options.device.value_or(device);
     std::vector<std::vector<int>> groups;
     for (const auto& part : parts) {
       const auto first = model.trainable.size();
@@ -143,7 +144,7 @@ struct DataParallel::Impl {
         if (known == model.trainable.end()) return false;
         if (!shares(known->name))
           fail(Kind::Usage, "'", known->name, "' and '", parameter.name,
-               "' are one parameter of two parts; name it in `shared`");
+               "' are one parameter of two parts; it is to be shared (ties)");
         for (const auto& leaf : parameter.leaves) add_leaf(*known, leaf);
         return true;
       });
@@ -151,6 +152,9 @@ struct DataParallel::Impl {
       groups.push_back(backwards(first));
     }
     collect_values();
+    for (const auto& shared : options.shared)
+      for (const int p : members_of(shared))
+        if (shared.tied) model.trainable[size_t(p)].name = shared.names[0];
     build(plan_for(groups));
     values.clear();
     units = std::move(parts);
@@ -478,6 +482,12 @@ const DataParallel::Parts& DataParallel::units() const { return impl_->units; }
 
 void DataParallel::pass(size_t part, bool reduce, const std::function<void(const Deliver&)>& fn) {
   impl_->guarded([&] { impl_->run_part(part, reduce, fn); });
+}
+
+void DataParallel::abandon_passes() {
+  impl_->forget();
+  impl_->gradients->abandon();
+  impl_->weights->abandon();
 }
 
 void DataParallel::unshard(size_t part) {

@@ -19,6 +19,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -52,9 +53,12 @@ struct DataParallelOptions {
   struct Shared {
     std::vector<std::string> names = {};
     comm::Communicator group = {};
-    bool sum = true;  // each has a part of the gradient; false: all of it
+    bool sum = true;    // each has a part of the gradient; false: all of it
+    bool tied = false;  // all names are one parameter's, which has the first one on every rank
   };
   std::vector<Shared> shared = {};
+  // Of a rank without parameters, in a model in parts; else it is theirs.
+  std::optional<at::Device> device = {};
 };
 
 // Fp16: what the loss is multiplied with, so that small gradients do not vanish.
@@ -99,6 +103,8 @@ class DataParallel {
   // gathered when it is touched.
   void unshard(size_t part);
   void reshard(size_t part);
+  // Forgets the passes of a step that has failed.
+  void abandon_passes();
   // After the last of a step, with the number of this rank's samples.
   void end_passes(double count);
 

@@ -91,18 +91,18 @@ void Gradients::hook(int parameter, size_t leaf) {
     return;  // a layer that will bring it later
   const at::NoGradGuard no_grad;
   State& state = states_[size_t(parameter)];
-  if (!range_.has(state.bucket)) {  // another pass will complete it
-    absorb(parameter, leaf);
-    used_[size_t(parameter)] = true;
-    return;
-  }
+  if (!range_.has(state.bucket) && state.bucket < options_.first_shared)
+    fail(Kind::Usage, "parameter '", parameters_[size_t(parameter)].name,
+         "' has a gradient in the pass of another part; what two parts use is to be shared (ties)");
   if (state.num_arrived == int(parameters_[size_t(parameter)].leaves.size()))
     fail(Kind::Usage, "parameter '", parameters_[size_t(parameter)].name,
          "' had its gradient twice in one backward pass: it is used in several recomputed parts, "
          "or in one and outside; keep it out of them");
   absorb(parameter, leaf);
   used_[size_t(parameter)] = true;
-  if (++state.num_arrived < int(parameters_[size_t(parameter)].leaves.size())) return;
+  if (++state.num_arrived < int(parameters_[size_t(parameter)].leaves.size()) ||
+      !range_.has(state.bucket))  // what is shared is complete after the last pass
+    return;
   order_.push_back(parameter);
   ++buckets_[state.bucket].num_ready;
   while (reducing_ && next_ < range_.end &&

@@ -144,7 +144,9 @@ struct LayerNormFunction : torch::autograd::Function<LayerNormFunction> {
                             at::IntArrayRef shape, const at::Tensor& weight,
                             const std::optional<at::Tensor>& bias, double eps, const Held& way) {
     auto [output, mean, rstd] = at::native_layer_norm(input, shape, weight, bias, eps);
-    context->save_for_backward({input, weight, bias.value_or(at::Tensor()), mean, rstd});
+    // Autocast may have computed it in another type, which backward wants throughout.
+    context->save_for_backward(
+        {input.to(output.scalar_type()), weight, bias.value_or(at::Tensor()), mean, rstd});
     context->saved_data["shape"] = shape;
     keep(context, way);
     return output;
@@ -156,18 +158,23 @@ struct LayerNormFunction : torch::autograd::Function<LayerNormFunction> {
     const auto half = [input, weight, bias, mean = saved[3], rstd = saved[4], dy,
                        shape = context->saved_data["shape"].toIntVector()](
                           bool of_input, bool of_weight, bool of_bias) {
-      return at::native_layer_norm_backward(dy, input, shape, mean, rstd, weight, bias,
+      const auto as_input = [&](const at::Tensor& t) {
+        return t.defined() ? t.to(input.scalar_type()) : t;
+      };
+      return at::native_layer_norm_backward(as_input(dy), input, shape, mean, rstd,
+                                            as_input(weight), as_input(bias),
                                             {of_input, of_weight, of_bias});
     };
     // Both in one go, when the first is asked for.
     const auto both = std::make_shared<std::pair<at::Tensor, at::Tensor>>();
     way->deferral->add(weight, [=] {
       std::tie(std::ignore, both->first, both->second) = half(false, true, bias.defined());
-      return both->first;
+      return both->first.to(weight.scalar_type());
     });
-    if (bias.defined()) way->deferral->add(bias, [=] { return both->second; });
+    if (bias.defined())
+      way->deferral->add(bias, [=] { return both->second.to(bias.scalar_type()); });
     at::Tensor dx;
-    if (input.requires_grad()) dx = std::get<0>(half(true, false, false));
+    if (context->needs_input_grad(0)) dx = std::get<0>(half(true, false, false));
     return {dx, {}, {}, {}, {}, {}};
   }
 };
@@ -225,6 +232,7 @@ void LinearImpl::split_inputs(const TensorAxis& axis) {
 std::vector<ParameterSplit> LinearImpl::splits() const {
   if (split_ == Split::None) return {};
   if (split_ == Split::Inputs) return {{"weight", 1, parts_}};
+  if (!bias.defined()) return {{"weight", 0, parts_}};
   return {{"weight", 0, parts_}, {"bias", 0, parts_}};
 }
 
@@ -237,8 +245,9 @@ at::Tensor LinearImpl::forward(const at::Tensor& input) {
 void EmbeddingImpl::split_words(const TensorAxis& axis) {
   YOKE_CHECK(axis_.size() == 1);
   axis.part_of(options.num_embeddings(), "words of an embedding");
-  if (options.max_norm() || options.sparse())
-    fail(Kind::Usage, "an embedding with max_norm or sparse gradients cannot be split");
+  if (options.max_norm() || options.sparse() || options.scale_grad_by_freq())
+    fail(Kind::Usage,
+         "an embedding with max_norm, sparse gradients or scale_grad_by_freq cannot be split");
   if (axis.size() == 1) return;
   axis_ = axis;
   keep_part(weight, 0, {options.num_embeddings()}, axis);

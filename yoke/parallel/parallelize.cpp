@@ -5,6 +5,7 @@
 #include <torch/nn/modules/container/sequential.h>
 
 #include <set>
+#include <typeinfo>
 
 #include "yoke/base/error.h"
 #include "yoke/parallel/attention.h"
@@ -33,9 +34,9 @@ bool apply(const plan::SplitRule& rule, torch::nn::Module& module, const TensorA
 }
 
 std::string plain_name(const torch::nn::Module& module) {
-  return dynamic_cast<const torch::nn::LinearImpl*>(&module)      ? "torch::nn::Linear"
-         : dynamic_cast<const torch::nn::EmbeddingImpl*>(&module) ? "torch::nn::Embedding"
-                                                                  : module.name();
+  return typeid(module) == typeid(torch::nn::LinearImpl)      ? "torch::nn::Linear"
+         : typeid(module) == typeid(torch::nn::EmbeddingImpl) ? "torch::nn::Embedding"
+                                                              : module.name();
 }
 
 // The layer with what the rules say of it cut. `used` gets the rules that were for a part of it.
@@ -52,8 +53,9 @@ Layer cut(Layer layer, int place, const plan::Plan& plan, const TensorAxis& axis
         break;
       }
       if (rule.pattern.find('*') == std::string::npos)
-        fail(Kind::Config, "plan: split=", rule.pattern, " is for a layer of yoke::parallel, and '",
-             name, "' is ", plain_name(*item.value()));
+        fail(Kind::Config, "plan: split=", rule.pattern,
+             " is for another layer of yoke::parallel than '", name, "', which is ",
+             plain_name(*item.value()));
     }
   }
   return layer;
@@ -70,15 +72,20 @@ Layer as_ours(const torch::nn::AnyModule& any) {
     }
     return layer(ours);
   };
-  if (const auto* linear = dynamic_cast<torch::nn::LinearImpl*>(module.get());
-      linear != nullptr && dynamic_cast<LinearImpl*>(module.get()) == nullptr)
-    return like(std::make_shared<LinearImpl>(linear->options), *module);
-  if (const auto* embedding = dynamic_cast<torch::nn::EmbeddingImpl*>(module.get());
-      embedding != nullptr && dynamic_cast<EmbeddingImpl*>(module.get()) == nullptr)
-    return like(std::make_shared<EmbeddingImpl>(embedding->options), *module);
-  if (const auto* norm = dynamic_cast<torch::nn::LayerNormImpl*>(module.get());
-      norm != nullptr && dynamic_cast<LayerNormImpl*>(module.get()) == nullptr)
-    return like(std::make_shared<LayerNormImpl>(norm->options), *module);
+  const torch::nn::Module& given = *module;
+  const auto& type = typeid(given);  // a class of the user's on top of it does more
+  if (type == typeid(torch::nn::LinearImpl))
+    return like(
+        std::make_shared<LinearImpl>(dynamic_cast<const torch::nn::LinearImpl&>(given).options),
+        given);
+  if (type == typeid(torch::nn::EmbeddingImpl))
+    return like(std::make_shared<EmbeddingImpl>(
+                    dynamic_cast<const torch::nn::EmbeddingImpl&>(given).options),
+                given);
+  if (type == typeid(torch::nn::LayerNormImpl))
+    return like(std::make_shared<LayerNormImpl>(
+                    dynamic_cast<const torch::nn::LayerNormImpl&>(given).options),
+                given);
   return {module, [any = any](const at::Tensor& x) mutable { return any.forward(x); }};
 }
 
@@ -94,14 +101,22 @@ std::unique_ptr<Pipeline> spread(const std::vector<LayerFactory>& layers, const 
   for (size_t i = 0; i < layers.size(); ++i)
     factories.push_back([&, i] {
       Layer made = cut(layers[i](), int(i), plan, axis, used);
-      if (scatters && i == 0)
-        made.forward = [axis, inner = made.forward](const at::Tensor& x) {
-          return inner(scatter_tokens(x, axis));
+      if (!scatters || !axis.scatters()) return made;
+      const auto* embedding = dynamic_cast<EmbeddingImpl*>(made.module.get());
+      if (i == 0 && (embedding == nullptr || embedding->splits().empty()))
+        made.forward = [axis, after = embedding != nullptr,
+                        inner = made.forward](const at::Tensor& x) {
+          return after ? scatter_tokens(inner(x), axis) : inner(scatter_tokens(x, axis));
         };
-      if (scatters && i + 1 == layers.size())
-        made.forward = [axis, inner = made.forward](const at::Tensor& x) {
-          return collect_tokens(inner(x), axis);
-        };
+      if (i + 1 < layers.size()) return made;
+      if (const auto* linear = dynamic_cast<LinearImpl*>(made.module.get());
+          linear != nullptr && linear->how() == LinearImpl::Split::Outputs)
+        fail(Kind::Config,
+             "plan: with sequence=yes the last layer of a sequence cannot be cut by its "
+             "outputs");
+      made.forward = [axis, inner = made.forward](const at::Tensor& x) {
+        return collect_tokens(inner(x), axis);
+      };
       return made;
     });
   PipelineOptions options{.layers_per_stage = plan.layers_per_stage,

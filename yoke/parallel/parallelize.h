@@ -20,6 +20,7 @@ std::unique_ptr<Pipeline> parallelize(const std::vector<LayerFactory>& layers,
                                       const DataParallelOptions& data = {});
 // Every module of the sequence is a layer; torch::nn::Linear, Embedding and LayerNorm become ours.
 // With plan.sequence the first gets its tokens out of all, and the last one's are put together.
+// What is trained are these layers, which are in Pipeline::data().units(), not the model.
 std::unique_ptr<Pipeline> parallelize(torch::nn::SequentialImpl& model, const plan::Plan& plan,
                                       const comm::Communicator& world,
                                       const DataParallelOptions& data = {});

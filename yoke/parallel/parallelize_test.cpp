@@ -86,7 +86,7 @@ TEST(Parallelize, TellsWhichRuleIsForNoLayer) {
         2, [&](Communicator& world) { parallelize(*make_model(), plan::parse_plan(text), world); });
   };
   EXPECT_TRUE(has(failure("tp=2 split=17:outputs"), "split=17 matches no layer"));
-  EXPECT_TRUE(has(failure("tp=2 split=2:outputs"), "'2' is torch::nn::GELU"));
+  EXPECT_TRUE(has(failure("tp=2 split=2:outputs"), "'2', which is torch::nn::GELU"));
   EXPECT_TRUE(has(failure("tp=2 split=1:outputs:5,11"),
                   "5 outputs of a linear layer cannot be cut into 2 equal parts"));
   EXPECT_TRUE(has(failure("pp=3"), "3 x 1 x 1 = 3 ranks, and there are 2"));

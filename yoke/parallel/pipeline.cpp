@@ -83,6 +83,16 @@ struct Pipeline::Impl {
   Impl(const std::vector<LayerFactory>& factories, const plan::Schedule& given,
        const MeshGroups& mesh, const PipelineOptions& options)
       : mesh(mesh), schedule(completed(given, options.data.zero)) {
+    try {
+      build(factories, options);
+    } catch (const std::exception& error) {
+      // The others may be in the middle of it.
+      if (mesh.world.size() > 1) mesh.world.abort(comm::text_of(error));
+      throw;
+    }
+  }
+
+  void build(const std::vector<LayerFactory>& factories, const PipelineOptions& options) {
     if (schedule.num_ranks() != mesh.pp.size())
       fail(Kind::Usage, "the schedule ", schedule.name, " is for ", schedule.num_ranks(),
            " ranks, and the pipeline has ", mesh.pp.size());
@@ -105,9 +115,12 @@ struct Pipeline::Impl {
       part_of[action.stage] = parts.size();
       parts.push_back(stages[size_t(action.stage)]);
     }
+    device = options.data.device.value_or(device);
     for (const auto& part : parts)
       for (const auto& parameter : part->parameters()) device = parameter.device();
+    agree();
     DataParallelOptions data_options = options.data;
+    data_options.device = device;
     data_options.across = mesh.across;
     for (const auto& names : options.ties) tie(names, data_options);
     share(options.sequence, data_options);
@@ -133,6 +146,19 @@ struct Pipeline::Impl {
            " that add up to ", std::accumulate(per_stage.begin(), per_stage.end(), 0));
   }
 
+  // Ranks that cut the layers in other places would still exchange tensors that fit.
+  void agree() const {
+    std::vector<int64_t> mine(per_stage.begin(), per_stage.end());
+    for (const int rank : schedule.rank_of) mine.push_back(rank);
+    const at::Tensor least = at::tensor(mine, at::kLong).to(device), most = least.clone();
+    mesh.world.all_reduce(least, comm::ReduceOp::Min).wait();
+    mesh.world.all_reduce(most, comm::ReduceOp::Max).wait();
+    if (!at::equal(least, most))
+      fail(Kind::Usage,
+           "the ranks do not agree on the stages of the layers; give all of them the "
+           "same schedule, layers_per_stage and layer_cost");
+  }
+
   void tie(const std::vector<std::string>& names, DataParallelOptions& data_options) {
     std::vector<at::Tensor> here;
     for (const auto& stage : stages)
@@ -154,21 +180,32 @@ struct Pipeline::Impl {
       if (!other.is_same(here[0])) other.set_data(here[0]);
     }
     const auto group = mesh.pp.split(here.empty() ? -1 : 0, mesh.pp.rank());
-    if (group) data_options.shared.push_back({names, group});
+    if (group) data_options.shared.push_back({.names = names, .group = group, .tied = true});
   }
 
   // What the ranks of a layer all have. Each with its own tokens has a part of the gradient.
   void share(bool sequence, DataParallelOptions& data_options) const {
     if (mesh.tp.size() == 1) return;
+    const at::NoGradGuard no_grad;
     std::vector<std::string> names;
-    for (const auto& stage : stages)
-      if (stage) std::ranges::move(whole_parameters(*stage), std::back_inserter(names));
+    for (const auto& stage : stages) {
+      if (!stage) continue;
+      for (const auto& name : whole_parameters(*stage)) {
+        const at::Tensor parameter = stage->named_parameters()[name];
+        if (parameter.requires_grad())
+          names.push_back(name);
+        else
+          mesh.tp.broadcast(parameter, 0).wait();
+      }
+      for (const auto& buffer : stage->buffers()) mesh.tp.broadcast(buffer, 0).wait();
+    }
     for (const auto& tied : data_options.shared)
       for (const auto& name : tied.names)
         if (std::ranges::find(names, name) != names.end())
           fail(Kind::Usage, "'", name, "' is tied, and not split over the ", mesh.tp.size(),
                " ranks of a layer; split the embedding by words and the head by outputs");
-    if (!names.empty()) data_options.shared.push_back({names, mesh.tp, sequence});
+    if (!names.empty())
+      data_options.shared.push_back({.names = names, .group = mesh.tp, .sum = sequence});
   }
 
   const std::vector<Action>& row() const { return schedule.rows[size_t(mesh.pp.rank())]; }
@@ -177,14 +214,19 @@ struct Pipeline::Impl {
   bool last(int stage) const { return stage + 1 == schedule.num_stages(); }
   Cell& cell(int stage, int micro) { return cells[{stage, micro}]; }
 
-  Loss run(const Batch& given) {
+  Loss run(const Batch& given, bool train) {
     batch = &given;
+    training = train;
     total = {};
     times.clear();
     start = SteadyClock().now();
     const auto& actions = row();
     for (size_t i = 0; i < actions.size(); ++i) {
       const Action action = actions[i];
+      const bool ahead = action.act == Act::F || action.act == Act::SendF ||
+                         action.act == Act::RecvF || action.act == Act::Unshard ||
+                         action.act == Act::Reshard;
+      if (!train && !ahead) continue;
       begin = SteadyClock().now();
       try {
         perform(action, i);
@@ -195,7 +237,8 @@ struct Pipeline::Impl {
                                      : cat("stage ", action.stage, ", ", plan::to_text(action),
                                            ": ", comm::text_of(error));
         reset();
-        mesh.world.abort(text);
+        data->abandon_passes();
+        if (mesh.world.size() > 1) mesh.world.abort(text);
         throw Error(own ? own->kind() : Kind::Internal, text);
       }
       times.push_back({action, seconds(begin), seconds(SteadyClock().now())});
@@ -203,6 +246,7 @@ struct Pipeline::Impl {
     for (const auto& work : sent) work.wait();
     reset();
     first_run = false;
+    if (!train) return total;
     data->end_passes(mesh.tp.rank() == 0 ? total.count : 0);  // the others have the same samples
     return total;
   }
@@ -280,7 +324,7 @@ struct Pipeline::Impl {
 
   at::Tensor compute(int stage, int micro, bool count) {
     Cell& c = cell(stage, micro);
-    if (split.contains({stage, micro})) c.deferral = std::make_shared<Deferral>();
+    if (training && split.contains({stage, micro})) c.deferral = std::make_shared<Deferral>();
     const Deferral::Scope scope(c.deferral);
     at::Tensor x = c.input;
     for (const auto& layer : stages[size_t(stage)]->layers) x = layer.forward(x);
@@ -306,10 +350,13 @@ struct Pipeline::Impl {
       wait(c.arriving);
       c.input = c.input.detach().requires_grad_(true);
     }
-    const bool keep = !again.contains({stage, micro});
+    const bool keep = training && !again.contains({stage, micro});
     const at::AutoGradMode grad(keep);
     const at::Tensor output = compute(stage, micro, /*count=*/true);
     if (keep) c.root = torch::autograd::impl::gradient_edge(output);
+    if (keep && last(stage) && c.input.requires_grad() && !output.requires_grad())
+      fail(Kind::Usage, "the loss has no gradient: it was detached, or made under no_grad");
+    if (!training) c.input.reset();
     if (last(stage)) return;
     if (!at::isFloatingType(output.scalar_type()))
       fail(Kind::Usage, "it gives ", c10::toString(output.scalar_type()),
@@ -394,6 +441,7 @@ struct Pipeline::Impl {
   std::unique_ptr<DataParallel> data;
   std::map<Key, Shape> shapes;  // of what a stage gives
   bool first_run = true;
+  bool training = true;
 
   // Of the run:
   const Batch* batch = nullptr;
@@ -433,7 +481,8 @@ Pipeline::Pipeline(const std::vector<LayerFactory>& layers, const plan::Schedule
     : impl_(std::make_unique<Impl>(layers, schedule, mesh, options)) {}
 Pipeline::~Pipeline() = default;
 
-Pipeline::Loss Pipeline::run(const Batch& batch) { return impl_->run(batch); }
+Pipeline::Loss Pipeline::run(const Batch& batch) { return impl_->run(batch, /*train=*/true); }
+Pipeline::Loss Pipeline::evaluate(const Batch& batch) { return impl_->run(batch, /*train=*/false); }
 DataParallel& Pipeline::data() { return *impl_->data; }
 at::Device Pipeline::device() const { return impl_->device; }
 const plan::Schedule& Pipeline::schedule() const { return impl_->schedule; }

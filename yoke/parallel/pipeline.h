@@ -58,7 +58,7 @@ struct PipelineOptions {
 };
 
 // Seconds that each layer takes for forward and backward of this input, the least of several: for
-// `layer_cost`. Makes one layer at a time. Ranks whose devices differ agree on one's.
+// `layer_cost`, which wants one rank's on all (broadcast them). Makes one layer at a time.
 std::vector<double> measure_costs(const std::vector<LayerFactory>& layers, at::Tensor input,
                                   int repeats = 3);
 
@@ -82,13 +82,18 @@ class Pipeline {
   // Forward and backward of all micro-batches; then comes the optimizer's step. Returns the sum of
   // the losses of this replica, detached, on the rank of the last stage; elsewhere an undefined
   // one. Shapes are those of the first run.
+  // Every rank of a layer (tp) gives the same input and gets the same loss. Where the schedule
+  // computes again, `loss` is called again.
   Loss run(const Batch& batch);
+  // Forward alone, without gradients.
+  Loss evaluate(const Batch& batch);
 
   DataParallel& data();
   at::Device device() const;  // of this rank's parameters
   const plan::Schedule& schedule() const;
   const std::vector<int>& layers_per_stage() const;
-  // What this rank did in the last run, in seconds from its start; as waits end, not as they begin.
+  // What this rank's host did in the last run, in seconds from its start; as waits end, not as they
+  // begin.
   const std::vector<plan::Timed>& times() const;
 
  private:

@@ -271,6 +271,31 @@ TEST(Pipeline, EqualsOneDeviceWithReplicas) {
   expect_equal(truth, together({.options = {.layer_cost = costs}}), "by cost");
 }
 
+TEST(Pipeline, EvaluatesWithoutTraining) {
+  for (const std::string name : {"1f1b", "zbv"})
+    for (const int zero : {0, 3})
+      on_ranks(2, [&](Communicator& world) {
+        Pipeline pipeline(make_layers(),
+                          plan::make_schedule(name, {.ranks = 2, .micro_batches = 4}),
+                          MeshGroups(world, {.pp = 2}), {.data = {.zero = zero}});
+        Sgd optimizer(pipeline.data(), {{.lr = 0.05}, 0.9});
+        auto text = [&](int micro) { return tokens(0, 4 * micro, 4 * micro + 4); };
+        const Pipeline::Batch batch{
+            .input = [&](int micro) { return text(micro).narrow(1, 0, kTime); },
+            .loss =
+                [&](const at::Tensor& output, int micro) {
+                  return Pipeline::Loss{loss_of(output, text(micro)), 4.0 * kTime};
+                }};
+        const auto before = pipeline.evaluate(batch), trained = pipeline.run(batch);
+        optimizer.step();
+        const auto after = pipeline.evaluate(batch);
+        EXPECT_EQ(before.count, trained.count);
+        if (!before.sum.defined()) return;
+        EXPECT_TRUE(at::equal(before.sum, trained.sum));
+        EXPECT_LT(after.sum.item<double>(), before.sum.item<double>());
+      });
+}
+
 TEST(Pipeline, RunsSchedulesFromFilesAndComputesAgain) {
   const auto truth = alone("sgd");
   auto schedule = plan::make_schedule("zbv", {.ranks = 2, .micro_batches = 4});
@@ -447,6 +472,18 @@ TEST(Pipeline, TellsWhatIsWrongAndWhere) {
                     batch.loss = [](const at::Tensor& y, int) { return Pipeline::Loss{y, 1}; };
                   }),
                   "the loss wants a sum of one element"));
+  EXPECT_TRUE(has(failure([](auto&, auto&, auto& batch) {
+                    batch.loss = [](const at::Tensor& y, int) {
+                      return Pipeline::Loss{y.detach().sum(), 1};
+                    };
+                  }),
+                  "stage 1, 1F0: the loss has no gradient"));
+  const auto apart = failure_of(2, [](Communicator& world) {
+    Pipeline(make_layers(), plan::make_schedule("1f1b", {.ranks = 2, .micro_batches = 2}),
+             MeshGroups(world, {.pp = 2}),
+             {.layers_per_stage = {5 + world.rank(), 12 - world.rank()}});
+  });
+  EXPECT_TRUE(has(apart, "the ranks do not agree on the stages")) << apart;
   EXPECT_TRUE(has(failure([](auto&...) {}, {.layers_per_stage = {3, 13}}),
                   "2 numbers from 1 on that add up to 17 layers, got 2 that add up to 16"));
   EXPECT_TRUE(has(failure_of(2, [](Communicator& world) { MeshGroups(world, {.pp = 2, .tp = 2}); }),

@@ -13,6 +13,7 @@
 
 #include "yoke/base/error.h"
 #include "yoke/comm/run_ranks.h"
+#include "yoke/parallel/autocast.h"
 #include "yoke/parallel/touch.h"
 #include "yoke/parallel/workers.h"
 #include "yoke/plan/generate.h"
@@ -42,10 +43,13 @@ struct Side {
   // What each task does, on its thread, in the state of this one.
   void run(const std::function<void(size_t)>& task) {
     const at::ThreadLocalState state;
+    const bool autocast = at::autocast::is_autocast_enabled(at::kCPU);
+    const at::ScalarType dtype = at::autocast::get_autocast_dtype(at::kCPU);
     std::vector<Workers::Task> tasks;
     for (size_t i = 0; i < branches.size(); ++i)
       tasks.emplace_back([&, i] {
         const at::ThreadLocalStateGuard guard(state);
+        const Autocast as_there(at::kCPU, autocast, dtype);
         task(i);
       });
     workers.run(std::move(tasks));
@@ -97,8 +101,10 @@ struct SideFunction : torch::autograd::Function<SideFunction> {
   }
 };
 
-bool on_own_threads(const torch::nn::Module& module) {
-  return std::ranges::none_of(module.parameters(),
+// A GPU computes beside the host, and its part of a backward has a thread of LibTorch's.
+bool wants_threads(const Side& side) {
+  return std::ranges::all_of(side.branches, [](const auto& b) { return b.device.is_cpu(); }) &&
+         std::ranges::none_of(side.module->parameters(),
                               [](const auto& p) { return owner_of(p) != nullptr; });
 }
 
@@ -119,7 +125,7 @@ Layer side_by_side(const std::vector<Placed>& branches,
   const int threads = std::max(1, at::get_num_threads() / std::max(1, on_cpu));
   const std::shared_ptr<Side> side(new Side{branches, module, {int(branches.size()), threads}});
   return {module, [side, join = std::move(join)](const at::Tensor& x) {
-            if (!on_own_threads(*side->module)) {
+            if (!wants_threads(*side)) {
               std::vector<at::Tensor> results;
               for (const auto& [layer, device] : side->branches)
                 results.push_back(layer.forward(x.to(device)).to(side->branches[0].device));
@@ -134,7 +140,9 @@ Layer side_by_side(const std::vector<Placed>& branches,
 void run_pipeline(const std::vector<Placed>& parts, const std::string& schedule, int micro_batches,
                   const std::function<void(Pipeline&)>& train, const PipelineOptions& options) {
   const int stages = int(parts.size());
-  for (const int chunks : {1, 2}) {  // stages of a rank
+  if (options.data.zero == 3)
+    fail(Kind::Usage, "parts that are sharded would be empty afterwards; take zero = 0, 1 or 2");
+  for (const int chunks : {2, 1}) {  // stages of a rank, where the schedule allows two
     if (stages % chunks != 0) continue;
     const auto made = plan::make_schedule(
         schedule, {.ranks = stages / chunks, .micro_batches = micro_batches, .chunks = chunks});
@@ -149,12 +157,18 @@ void run_pipeline(const std::vector<Placed>& parts, const std::string& schedule,
                                   ? topo::Device{}
                                   : topo::Device{topo::DeviceKind::Cuda, device.index()});
     }
+    for (int stage = 0; stage < stages; ++stage)
+      if (parts[size_t(stage)].device != parts[size_t(made.rank_of[size_t(stage)])].device)
+        fail(Kind::Usage, "in ", schedule, " parts ", stage, " and ", made.rank_of[size_t(stage)],
+             " are one rank's; put them on one device");
     PipelineOptions one_each = options;
     one_each.layers_per_stage.assign(size_t(stages), 1);
     return comm::run_ranks(
         made.num_ranks(),
         [&](comm::Communicator& world) {
-          Pipeline pipeline(layers, made, MeshGroups(world, {.pp = made.num_ranks()}), one_each);
+          PipelineOptions mine = one_each;
+          mine.data.device = parts[size_t(world.rank())].device;
+          Pipeline pipeline(layers, made, MeshGroups(world, {.pp = made.num_ranks()}), mine);
           train(pipeline);
         },
         run);

@@ -23,9 +23,9 @@ struct Placed {
 // The parts' modules are moved to their devices, and what is computed goes with them. The result's
 // module has them under the names 0, 1, ...
 Layer in_series(const std::vector<Placed>& parts);
-// Every branch gets the input, each on a thread of its own; `join` makes one tensor of what they
-// give, on the device of the first. Under DataParallel, which wants one thread, one after the
-// other.
+// Every branch gets the input, on the CPU each on a thread of its own; `join` makes one tensor of
+// what they give, on the device of the first. Under DataParallel, which wants one thread, CPU
+// branches come one after the other.
 Layer side_by_side(const std::vector<Placed>& branches,
                    std::function<at::Tensor(const std::vector<at::Tensor>&)> join);
 

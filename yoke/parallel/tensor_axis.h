@@ -18,7 +18,7 @@ struct TensorAxis {
   int rank() const { return group ? group.rank() : 0; }
   int size() const { return group ? group.size() : 1; }
   bool scatters() const { return sequence && size() > 1; }
-  // The r-th of size() equal parts; throws Kind::Usage with the numbers where it does not divide.
+  // The size of one of size() equal parts; throws Kind::Usage where it does not divide.
   int64_t part_of(int64_t whole, const char* what) const;
 };
 

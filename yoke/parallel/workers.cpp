@@ -22,7 +22,8 @@ Workers::Workers(int count, int threads) {
     worker.thread = std::jthread([&worker, threads] {
       at::get_num_threads();  // else a thread takes what any other set last
       at::set_num_threads(threads);
-      while (auto task = worker.tasks.pop(kForever)) (*task)();
+      while (!worker.tasks.closed())
+        if (auto task = worker.tasks.pop(kForever)) (*task)();
     });
   }
 }

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <set>
 
 #include "yoke/base/error.h"
 #include "yoke/base/text.h"
@@ -16,8 +17,9 @@ const std::vector<std::string> kKinds = {"outputs", "inputs", "words", "heads"};
 
 int64_t number(const std::string& word, const std::string& text) {
   const auto value = parse_int(text);
-  if (!value || *value < 0 || *value > INT32_MAX)
-    fail(Kind::Config, "plan: '", word, "': '", text, "' is not a number from 0 on");
+  constexpr int64_t kMost = 1 << 24;
+  if (!value || *value < 0 || *value > kMost)
+    fail(Kind::Config, "plan: '", word, "': '", text, "' is not a number from 0 to ", kMost);
   return *value;
 }
 
@@ -42,6 +44,8 @@ SplitRule rule(const std::string& word, const std::string& text) {
     fail(Kind::Config, "plan: '", word, "' is not split=PATTERN:KIND[:PARTS] with a kind of ",
          join(kKinds, ", "));
   SplitRule result{.pattern = parts[0], .kind = SplitRule::Kind(kind - kKinds.begin())};
+  if (parts.size() == 3 && result.kind != SplitRule::Kind::Outputs)
+    fail(Kind::Config, "plan: '", word, "': only outputs have parts");
   if (parts.size() == 3) result.parts = numbers<int64_t>(word, parts[2]);
   return result;
 }
@@ -58,9 +62,10 @@ bool matches(std::string_view pattern, std::string_view name) {
 }
 
 void Plan::check(int ranks, int layers) const {
-  if (pp < 1 || dp < 1 || tp < 1 || num_ranks() != ranks)
-    fail(Kind::Config, "plan: pp x dp x tp = ", pp, " x ", dp, " x ", tp, " = ", num_ranks(),
-         " ranks, and there are ", ranks);
+  const bool sane = std::min({pp, dp, tp}) >= 1 && std::max({pp, dp, tp}) <= ranks;
+  if (!sane || int64_t(pp) * dp * tp != ranks)
+    fail(Kind::Config, "plan: pp x dp x tp = ", pp, " x ", dp, " x ", tp, " = ",
+         int64_t(pp) * dp * tp, " ranks, and there are ", ranks);
   if (zero < 0 || zero > 3) fail(Kind::Config, "plan: zero is 0 to 3, got ", zero);
   if (sequence && tp == 1)
     fail(Kind::Config, "plan: sequence=yes cuts tokens over the ranks of a layer, and tp is 1");
@@ -76,9 +81,19 @@ void Plan::check(int ranks, int layers) const {
     fail(Kind::Config, "plan: ", schedule, " with pp = ", pp, " has ", stages,
          " stages, and the model ", layers, " layers");
   const int sum = std::accumulate(layers_per_stage.begin(), layers_per_stage.end(), 0);
-  if (!layers_per_stage.empty() && (int(layers_per_stage.size()) != stages || sum != layers))
+  const bool empty = std::ranges::count(layers_per_stage, 0) > 0;
+  if (!layers_per_stage.empty() &&
+      (int(layers_per_stage.size()) != stages || sum != layers || empty))
     fail(Kind::Config, "plan: layers=", list(layers_per_stage), " are ", layers_per_stage.size(),
-         " stages with ", sum, " layers; the schedule has ", stages, " and the model ", layers);
+         " stages with ", sum, " layers; the schedule has ", stages, " and the model ", layers,
+         ", and no stage is empty");
+  std::vector<std::string> tied;
+  for (const auto& names : ties)
+    for (const auto& name : names) {
+      if (std::ranges::count(tied, name))
+        fail(Kind::Config, "plan: '", name, "' is tied twice; name all that are one in one tie=");
+      tied.push_back(name);
+    }
 }
 
 std::string to_text(const Plan& plan) {
@@ -105,6 +120,7 @@ std::string to_text(const Plan& plan) {
 
 Plan parse_plan(std::string_view text) {
   Plan plan;
+  std::set<std::string> seen;
   std::string spaced(text);
   std::ranges::replace_if(
       spaced, [](char c) { return c == '\n' || c == '\t'; }, ' ');
@@ -117,6 +133,8 @@ Plan parse_plan(std::string_view text) {
       fail(Kind::Config, "plan: '", word, "' is not key=value with a key of ", join(kKeys, ", "),
            close.empty() ? "" : "; did you mean " + close.front() + "?");
     }
+    if (key != "split" && key != "tie" && !seen.insert(key).second)
+      fail(Kind::Config, "plan: ", key, " is said twice");
     if (key == "pp") plan.pp = int(number(word, value));
     if (key == "dp") plan.dp = int(number(word, value));
     if (key == "tp") plan.tp = int(number(word, value));

@@ -43,6 +43,10 @@ TEST(Plan, IsRefusedInNumbers) {
   expect_refusal("pp=4 schedule=zbv micro=8", 4, 6, "has 8 stages, and the model 6 layers");
   expect_refusal("pp=2 schedule=interleaved micro=3", 2, 6, "plan: ");
   expect_refusal("pp=2 micro=2 layers=3,4", 2, 6, "2 stages with 7 layers");
+  expect_refusal("pp=2 micro=2 layers=0,6", 2, 6, "no stage is empty");
+  expect_refusal("tie=a,b tie=b,c", 1, 6, "'b' is tied twice");
+  expect_refusal("pp=2 pp=2", 2, 6, "pp is said twice");
+  expect_refusal("split=x:inputs:64,32", 1, 6, "only outputs have parts");
   expect_refusal("micor=2", 1, 1, "did you mean micro?");
   expect_refusal("pp=two", 1, 1, "'two' is not a number");
   expect_refusal("split=up", 1, 1, "split=PATTERN:KIND");

@@ -39,6 +39,13 @@ refused "four numbers" "$yoke" schedule 1f1b --times 1,2
 refused "cannot read" "$yoke" schedule "$scratch/none.csv"
 refused "--chunks is for interleaved" "$yoke" schedule zbv --chunks 3
 
+# Pipelines and cut layers are measured; a schedule that sleeps takes at least as long as it is told to.
+"$yoke" bench pipeline --stand-in 2 --ranks 2 --micro-batches 2 --schedules 1f1b --json >"$scratch/stand_in" 2>/dev/null
+grep -Eq '"simulated_ms":18,"measured_ms":(1[89]|[2-9][0-9])' "$scratch/stand_in"
+"$yoke" bench pipeline --schedules zbv --rounds 1 --steps 1 --timelines 2>/dev/null | grep -Eq '^measured: [0-9.]+ ms'
+"$yoke" bench tensor --rounds 1 --steps 1 --json 2>/dev/null | grep -q '"what":"sequence","ms_per_step":[0-9]'
+refused "did you mean zbv" "$yoke" bench pipeline --schedules zbw
+
 # A schedule: numbers that are known, a picture, a file that is read back, and one that is wrong.
 "$yoke" schedule 1f1b -p 4 -m 8 --json >"$scratch/1f1b.json"
 python3 - "$scratch/1f1b.json" <<'PYTHON'

@@ -17,7 +17,11 @@ import subprocess
 import sys
 import time
 
-import torch
+try:
+    import torch
+except ImportError:
+    sys.exit(f"{os.path.basename(sys.argv[0])}: this python3 has no torch; run it with the one of ./dev setup "
+             "(.deps/python/bin/python)")
 import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F

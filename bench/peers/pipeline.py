@@ -20,13 +20,9 @@ Exit 1 if a rank fails, a loss is not finite, a deadline passes or the check fai
 for bad arguments.
 """
 import argparse
-import sys
 
-try:
-    import torch
-except ImportError:
-    sys.exit("pipeline.py: this python3 has no torch; run it with the one of ./dev setup (.deps/python/bin/python)")
-import data_models as models
+import data_models as models  # first: it says what to do where there is no torch
+import torch
 from torch.distributed import pipelining
 
 SIZES = dict(models.SIZES["gpt"], blocks=8)

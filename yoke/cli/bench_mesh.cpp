@@ -12,7 +12,6 @@
 #include <thread>
 
 #include "yoke/base/error.h"
-#include "yoke/base/mutex.h"
 #include "yoke/comm/run_ranks.h"
 #include "yoke/parallel/attention.h"
 #include "yoke/parallel/optimizer.h"
@@ -173,42 +172,35 @@ class OurPipeline final : public PipelineTrainer {
 
   double round(int steps) override {
     double seconds = 0;
-    Mutex building;
-    comm::run_ranks(
-        bench_.ranks,
-        [&](comm::Communicator& world) {
-          const parallel::MeshGroups mesh(world, {.pp = bench_.ranks});
-          std::unique_ptr<parallel::Pipeline> pipeline;
-          {
-            MutexLock lock(building);  // LibTorch's generator is everybody's
-            at::manual_seed(1);
-            pipeline = std::make_unique<parallel::Pipeline>(
-                gpt_layers(kBlocks, {}), schedule_, mesh,
-                parallel::PipelineOptions{.layers_per_stage =
-                                              even_blocks(kBlocks, schedule_.num_stages())});
-          }
-          parallel::AdamW optimizer(pipeline->data(), {{.lr = 1e-4, .weight_decay = 0.01}});
-          std::vector<at::Tensor> tokens;
-          for (int micro = 0; micro < bench_.micro_batches; ++micro)
-            tokens.push_back(at::randint(kWords, {1, kTime + 1}, at::kLong));
-          for (const auto& text : tokens) world.broadcast(text, 0).wait();
-          const parallel::Pipeline::Batch batch{
-              .input = [&](int m) { return tokens[size_t(m)].narrow(1, 0, kTime); },
-              .loss =
-                  [&](const at::Tensor& output, int m) {
-                    return parallel::Pipeline::Loss{loss_of(output, tokens[size_t(m)], {}),
-                                                    double(kTime)};
-                  }};
-          const double mine = time_steps(world, at::kCPU, steps, [&] {
-            pipeline->run(batch);
-            optimizer.step();
-          });
-          auto& row = measured_.rows[size_t(world.rank())];
-          row = pipeline->times();
-          for (auto& [action, begin, end] : row) begin *= 1e3, end *= 1e3;
-          if (world.rank() == 0) seconds = mine;
-        },
-        {.threads_per_rank = 1});
+    comm::run_ranks(bench_.ranks,
+                    [&](comm::Communicator& world) {
+                      const parallel::MeshGroups mesh(world, {.pp = bench_.ranks});
+                      parallel::Pipeline pipeline(
+                          gpt_layers(kBlocks, {}), schedule_, mesh,
+                          {.layers_per_stage = even_blocks(kBlocks, schedule_.num_stages())});
+                      parallel::AdamW optimizer(pipeline.data(),
+                                                {{.lr = 1e-4, .weight_decay = 0.01}});
+                      std::vector<at::Tensor> tokens;
+                      for (int micro = 0; micro < bench_.micro_batches; ++micro)
+                        tokens.push_back(at::randint(kWords, {1, kTime + 1}, at::kLong));
+                      for (const auto& text : tokens) world.broadcast(text, 0).wait();
+                      const parallel::Pipeline::Batch batch{
+                          .input = [&](int m) { return tokens[size_t(m)].narrow(1, 0, kTime); },
+                          .loss =
+                              [&](const at::Tensor& output, int m) {
+                                return parallel::Pipeline::Loss{
+                                    loss_of(output, tokens[size_t(m)], {}), double(kTime)};
+                              }};
+                      const double mine = time_steps(world, at::kCPU, steps, [&] {
+                        pipeline.run(batch);
+                        optimizer.step();
+                      });
+                      auto& row = measured_.rows[size_t(world.rank())];
+                      row = pipeline.times();
+                      for (auto& [action, begin, end] : row) begin *= 1e3, end *= 1e3;
+                      if (world.rank() == 0) seconds = mine;
+                    },
+                    {.threads_per_rank = 1});
     measured_.makespan = 0;
     for (const auto& row : measured_.rows)
       measured_.makespan = std::max(measured_.makespan, row.back().end);

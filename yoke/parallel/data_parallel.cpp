@@ -2,13 +2,11 @@
 #include "yoke/parallel/data_parallel.h"
 
 #include <ATen/Functions.h>
-#include <ATen/OpMathType.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/jit/runtime/graph_executor.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <numeric>
 
@@ -16,6 +14,7 @@
 #include "yoke/base/text.h"
 #include "yoke/comm/error_text.h"
 #include "yoke/parallel/autocast.h"
+#include "yoke/parallel/flat_sums.h"
 #include "yoke/parallel/gradients.h"
 #include "yoke/parallel/readback.h"
 #include "yoke/parallel/weights.h"
@@ -31,41 +30,6 @@ at::ScalarType compute_type(Precision precision, at::ScalarType own) {
 
 constexpr int64_t kTail = 3;     // numbers besides the parameters' in what the ranks agree on
 constexpr int64_t kNumbers = 3;  // of a StepInfo
-
-// Of a gradient, far more exact than the float32 that the norm is rounded to: so it is the same
-// however the gradients are cut into shards.
-at::Tensor sum_of_squares(const at::Tensor& tensor, bool exact) {
-  if (!tensor.is_cpu()) {  // float32 for runs that lie in one shard whole, float64 for the rest
-    const auto type = at::toOpMathType(tensor.scalar_type());
-    const at::Tensor runs = tensor.view({exact ? -1 : 1, exact ? plan::kAlign : tensor.numel()});
-    return at::linalg_vector_norm(runs, 2, {{1}}, false, type).to(at::kDouble).square().sum();
-  }
-  if (tensor.scalar_type() != at::kFloat)
-    return at::linalg_vector_norm(tensor, 2, {}, false, at::kDouble).square();
-  // LibTorch would make a float64 copy first.
-  constexpr int64_t kLanes = 16;
-  static_assert(plan::kAlign % kLanes == 0);
-  std::array<double, kLanes> sums{};
-  const auto* values = tensor.const_data_ptr<float>();
-  for (int64_t i = 0; i < tensor.numel(); i += kLanes)
-    for (int64_t lane = 0; lane < kLanes; ++lane) {
-      const double value = values[i + lane];
-      sums[size_t(lane)] += value * value;
-    }
-  return at::full({}, std::accumulate(sums.begin(), sums.end(), 0.0), at::kDouble);
-}
-
-// Of the bits, weighted by where they are.
-at::Tensor checksum(const at::Tensor& flat) {
-  const int width = int(flat.element_size());
-  const at::Tensor bits = flat.view(width == 8 ? at::kLong : width == 4 ? at::kInt : at::kShort);
-  constexpr int64_t kColumns = 1021;
-  const int64_t rows = flat.numel() / kColumns, rest = flat.numel() % kColumns;
-  const at::Tensor columns =
-      bits.narrow(0, 0, rows * kColumns).view({rows, kColumns}).sum(0, false, at::kLong);
-  columns.narrow(0, 0, rest) += bits.narrow(0, rows * kColumns, rest).to(at::kLong);
-  return (columns * at::arange(1, kColumns + 1, columns.options())).sum();
-}
 
 }  // namespace
 
@@ -138,10 +102,8 @@ struct DataParallel::Impl {
       const auto first = model.trainable.size();
       Model given = model_of(*part);
       std::erase_if(given.trainable, [&](const auto& parameter) {
-        const auto known = std::ranges::find_if(model.trainable, [&](const auto& other) {
-          return same_memory(other.tensor(), parameter.tensor());
-        });
-        if (known == model.trainable.end()) return false;
+        auto* known = find(parameter.tensor());
+        if (known == nullptr) return false;
         if (!shares(known->name))
           fail(Kind::Usage, "'", known->name, "' and '", parameter.name,
                "' are one parameter of two parts; it is to be shared (ties)");
@@ -195,13 +157,18 @@ struct DataParallel::Impl {
     return order;
   }
 
+  ModelParameter* find(const at::Tensor& tensor) {
+    const auto known = std::ranges::find_if(model.trainable, [&](const auto& parameter) {
+      return same_memory(parameter.tensor(), tensor);
+    });
+    return known == model.trainable.end() ? nullptr : &*known;
+  }
+
   // True if an earlier part has it: then the leaves become that parameter's too.
   bool tie(const ModelParameter& given, size_t part) {
     if (owner_of(given.tensor()) == nullptr) return false;
-    auto known = std::ranges::find_if(model.trainable, [&](const auto& parameter) {
-      return same_memory(parameter.tensor(), given.tensor());
-    });
-    if (known == model.trainable.end())
+    auto* known = find(given.tensor());
+    if (known == nullptr)
       fail(Kind::Usage, "'", part, ".", given.name,
            "' is a piece of a parameter of an earlier part; tie the whole of it");
     for (const auto& leaf : given.leaves) add_leaf(*known, leaf);
@@ -348,9 +315,7 @@ struct DataParallel::Impl {
     } catch (const std::exception& error) {
       // The others are in the middle of it, and must not wait for one who may not come back.
       if (comm.size() > 1) comm.abort(comm::text_of(error));
-      forget();
-      gradients->abandon();
-      weights->abandon();
+      abandon();
       throw;
     }
   }
@@ -414,6 +379,13 @@ struct DataParallel::Impl {
       gradients->end();
       if (reduce) reduce_shared();
     }
+  }
+
+  // In the middle of a step.
+  void abandon() {
+    forget();
+    gradients->abandon();
+    weights->abandon();
   }
 
   // The step's gradients and samples.
@@ -484,11 +456,7 @@ void DataParallel::pass(size_t part, bool reduce, const std::function<void(const
   impl_->guarded([&] { impl_->run_part(part, reduce, fn); });
 }
 
-void DataParallel::abandon_passes() {
-  impl_->forget();
-  impl_->gradients->abandon();
-  impl_->weights->abandon();
-}
+void DataParallel::abandon_passes() { impl_->abandon(); }
 
 void DataParallel::unshard(size_t part) {
   const auto range = impl_->ranges.at(part);

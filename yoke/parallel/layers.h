@@ -55,7 +55,6 @@ class LinearImpl : public torch::nn::LinearImpl, public Splittable {
 
   enum class Split { None, Outputs, Inputs };
   Split how() const { return split_; }
-  const TensorAxis& axis() const { return axis_; }
 
  private:
   void keep(int64_t dim, std::vector<int64_t> parts);

@@ -98,14 +98,12 @@ struct Pipeline::Impl {
            " ranks, and the pipeline has ", mesh.pp.size());
     cut(int(factories.size()), options);
     const int num_stages = schedule.num_stages();
-    std::vector<std::shared_ptr<StageModule>> made(static_cast<size_t>(num_stages));
-    for (int stage = 0, layer = 0; stage < num_stages; ++stage)
-      for (int i = 0; i < per_stage[size_t(stage)]; ++i, ++layer) {
-        if (!mine(stage)) continue;
-        if (!made[size_t(stage)]) made[size_t(stage)] = std::make_shared<StageModule>();
-        made[size_t(stage)]->add(layer, factories[size_t(layer)]());
-      }
-    stages = std::move(made);
+    stages.resize(size_t(num_stages));
+    for (int stage = 0, layer = 0; stage < num_stages; ++stage) {
+      if (mine(stage)) stages[size_t(stage)] = std::make_shared<StageModule>();
+      for (int i = 0; i < per_stage[size_t(stage)]; ++i, ++layer)
+        if (mine(stage)) stages[size_t(stage)]->add(layer, factories[size_t(layer)]());
+    }
     // Parts in the order in which their gradients are complete.
     DataParallel::Parts parts;
     for (const auto& action : row()) {

@@ -269,6 +269,12 @@ TEST(Pipeline, EqualsOneDeviceWithReplicas) {
   std::vector<double> costs(kLayers, 1.0);
   costs.back() = 8;
   expect_equal(truth, together({.options = {.layer_cost = costs}}), "by cost");
+  on_ranks(2, [&](Communicator& world) {
+    const Pipeline pipeline(make_layers(),
+                            plan::make_schedule("1f1b", {.ranks = 2, .micro_batches = 2}),
+                            MeshGroups(world, {.pp = 2}), {.layer_cost = costs});
+    EXPECT_EQ(pipeline.layers_per_stage(), (std::vector<int>{12, 5}));
+  });
 }
 
 TEST(Pipeline, EvaluatesWithoutTraining) {

@@ -9,7 +9,6 @@
 
 #include "yoke/base/error.h"
 #include "yoke/base/rng.h"
-#include "yoke/plan/balance.h"
 #include "yoke/plan/check.h"
 #include "yoke/plan/generate.h"
 #include "yoke/plan/passes.h"
@@ -325,12 +324,4 @@ TEST(Schedule, LargeOnesAreMadeAndSimulatedQuickly) {
 }
 
 }  // namespace
-TEST(Balance, MakesTheDearestPartAsCheapAsCanBe) {
-  EXPECT_EQ(balance({1, 1, 1, 1, 1, 1, 1}, 3), (std::vector<int>{2, 2, 3}));
-  EXPECT_EQ(balance({1, 1, 1, 1, 5}, 2), (std::vector<int>{4, 1}));
-  EXPECT_EQ(balance({9, 1, 1, 1}, 4), (std::vector<int>{1, 1, 1, 1}));
-  EXPECT_THROW(balance({1, 1}, 3), Error);
-  EXPECT_THROW(balance({1, -1}, 1), Error);
-}
-
 }  // namespace yoke::plan

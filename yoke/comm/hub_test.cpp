@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <thread>
 
 #include "yoke/comm/side_channel.h"
@@ -48,11 +49,12 @@ class HubOfTwo : public HubTest {
     std::jthread other([&] { channels_[1] = join(hello_of(1, 2, 2)); });
     channels_[0] = join(hello_of(0, 2));
     other.join();
-    for (size_t p = 0; p < 2; ++p) {
+    for (size_t p = 0; p < 2; ++p)
       worlds_[p] = std::make_shared<World>(channels_[p]->membership(), WorldOptions{});
-      channels_[p]->attach(*worlds_[p]);
-    }
+    before_attach();
+    for (size_t p = 0; p < 2; ++p) channels_[p]->attach(*worlds_[p]);
   }
+  virtual void before_attach() {}
   void TearDown() override {
     for (const auto& channel : channels_) channel->close();
   }
@@ -94,6 +96,26 @@ TEST_F(HubOfTwo, TheFirstFailureIsTheSameForAll) {
   EXPECT_EQ(worlds_[0]->failure()->what, "out of memory");
   EXPECT_EQ(hub_.failure()->what, "out of memory");
   EXPECT_THROW(channels_[0]->get("never", 10s), Error);  // nobody waits on
+}
+
+// A rank that fails leaves as well, both perhaps before its process can tell of either.
+class HubOfTwoOneFailing : public HubOfTwo {
+ protected:
+  void before_attach() override {
+    listener_ = worlds_[0]->on_change([this] {
+      if (worlds_[0]->left(2) && !worlds_[0]->failed()) too_early_ = true;
+    });
+    worlds_[1]->fail(2, Kind::Device, "out of memory");
+    worlds_[1]->leave(2);
+  }
+  std::atomic<bool> too_early_{false};
+  std::shared_ptr<void> listener_;
+};
+
+TEST_F(HubOfTwoOneFailing, ItsFailureIsHeardOfBeforeItsLeaving) {
+  ASSERT_TRUE(soon([&] { return worlds_[0]->left(2); }));
+  EXPECT_FALSE(too_early_);
+  EXPECT_EQ(worlds_[0]->failure()->what, "out of memory");
 }
 
 TEST_F(HubOfTwo, WhatARankDoesAndThatItLeavesIsKnownElsewhere) {

@@ -233,11 +233,21 @@ class SideChannel::Impl {
 
   void tell_news() {
     const Time now = SteadyClock().now();
+    // Who has left is looked up before the failure, and told after it: a rank that fails leaves,
+    // and who hears of its leaving alone would take that for the first cause.
+    std::vector<bool> leaves;
+    for (int place = 0; place < world_->num_here(); ++place)
+      leaves.push_back(world_->left(world_->first_here() + place) && !left_told_[size_t(place)]);
+    if (const auto failure = world_->failure(); failure && !failure_told_) {
+      Writer values;
+      put(values, *failure);
+      socket_.put(FrameType::Failed, values);
+      failure_told_ = true;
+    }
     for (int place = 0; place < world_->num_here(); ++place) {
       const int rank = world_->first_here() + place;
       const auto last = world_->flights().last(rank);
-      const bool leaves = world_->left(rank) && !left_told_[size_t(place)];
-      if (last && (now >= next_status_ || leaves)) {
+      if (last && (now >= next_status_ || leaves[size_t(place)])) {
         const std::pair state(last->posted, last->finished.has_value());
         if (told_[size_t(place)] != state) {
           const auto group = world_->flights().group_name(last->flight.group);
@@ -246,18 +256,12 @@ class SideChannel::Impl {
           told_[size_t(place)] = state;
         }
       }
-      if (leaves) {  // after its last operation: who looks finds that it has come to it
+      if (leaves[size_t(place)]) {  // after its last operation: who looks finds it has come to it
         socket_.put(FrameType::Left, Writer().put(rank));
         left_told_[size_t(place)] = true;
       }
     }
     if (now >= next_status_) next_status_ = now + kTick - kTick / 10;
-    if (const auto failure = world_->failure(); failure && !failure_told_) {
-      Writer values;
-      put(values, *failure);
-      socket_.put(FrameType::Failed, values);
-      failure_told_ = true;
-    }
     MutexLock lock(mutex_);
     for (const auto& [type, values] : requests_) {
       Writer writer;

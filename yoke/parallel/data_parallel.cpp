@@ -474,6 +474,8 @@ void DataParallel::end_passes(double count) {
   impl_->ready = true;
 }
 
+bool DataParallel::awaits_step() const { return impl_->ready; }
+
 void DataParallel::backward(const at::Tensor& loss_sum, double count) {
   impl_->pass(loss_sum, count, /*reduce=*/true);
 }
@@ -604,28 +606,41 @@ void DataParallel::check_replicas() {
   impl_->ask();
   if (impl_->options.zero == 3) return;  // every element is on one rank
   const at::NoGradGuard no_grad;
-  const auto& comm = impl_->comm;
+  const size_t num_parameters = impl_->model.trainable.size();
   impl_->weights->gather_all();
   at::Tensor mine = impl_->checksums();
+  impl_->weights->release_all();
+  const auto compare = [](const comm::Communicator& group, const at::Tensor& sums,
+                          const std::function<std::string(size_t)>& name) {
+    const at::Tensor all = at::empty({group.size() * sums.numel()}, sums.options());
+    group.all_gather(all, sums).wait();
+    const at::Tensor table = all.view({group.size(), -1}).cpu();
+    for (int64_t p = 0; p < sums.numel(); ++p) {
+      const at::Tensor column = table.select(1, p);
+      const int64_t usual = std::get<0>(column.mode(0)).item<int64_t>();
+      for (int r = 0; r < group.size(); ++r)
+        if (column[r].item<int64_t>() != usual)
+          fail(Kind::Internal, "the replicas have diverged: rank ", r, " of ", group.name(),
+               " has ", name(size_t(p)),
+               " than most; something that differs between ranks (an unsynchronised random "
+               "number, a write into a parameter) has changed it");
+    }
+  };
+  const auto name_of = [&](size_t p) {
+    return cat("another '", impl_->model.trainable[p].name, "'");
+  };
+  for (const auto& shared : impl_->options.shared) {
+    std::vector<at::Tensor> sums;
+    const auto members = impl_->members_of(shared);
+    for (const int p : members) sums.push_back(mine[p]);
+    compare(shared.group, at::stack(sums), [&](size_t i) { return name_of(size_t(members[i])); });
+  }
   if (impl_->options.zero == 0)
     for (size_t b = 0; b < impl_->layout->buckets.size(); ++b)
       mine = at::cat({mine, checksum(impl_->weights->masters(b)).view({1})});
-  const at::Tensor all = at::empty({comm.size() * mine.numel()}, mine.options());
-  comm.all_gather(all, mine).wait();
-  impl_->weights->release_all();
-  const at::Tensor table = all.view({comm.size(), -1}).cpu();
-  for (int64_t p = 0; p < mine.numel(); ++p) {
-    const at::Tensor column = table.select(1, p);
-    const int64_t usual = std::get<0>(column.mode(0)).item<int64_t>();
-    const bool master = p >= int64_t(impl_->model.trainable.size());
-    for (int r = 0; r < comm.size(); ++r)
-      if (column[r].item<int64_t>() != usual)
-        fail(Kind::Internal, "the replicas have diverged: rank ", r, " has ",
-             master ? "other master weights"
-                    : cat("another '", impl_->model.trainable[size_t(p)].name, "'"),
-             " than most; something that differs between ranks (an unsynchronised random number, "
-             "a write into a parameter) has changed it");
-  }
+  compare(impl_->comm, mine, [&](size_t p) {
+    return p < num_parameters ? name_of(p) : std::string("other master weights");
+  });
 }
 
 }  // namespace yoke::parallel

@@ -107,6 +107,7 @@ class DataParallel {
   void abandon_passes();
   // After the last of a step, with the number of this rank's samples.
   void end_passes(double count);
+  bool awaits_step() const;  // backward() or end_passes() was, and the optimizer's step not yet
 
   // Runs `fn` while every rank has all parameters: to save, evaluate or look at them. What it
   // writes into them is lost at stages 1 and above.

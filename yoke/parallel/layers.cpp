@@ -106,6 +106,7 @@ struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
     at::Tensor indices = given, elsewhere;
     if (way->split != Split::None) {
       const int64_t words = weight.size(0), first = way->axis.rank() * words;
+      check_words(given, words * way->axis.size(), std::nullopt);
       indices = given - first;
       elsewhere = (indices < 0).logical_or(indices >= words);
       indices.masked_fill_(elsewhere, 0);
@@ -207,7 +208,7 @@ void LinearImpl::keep(int64_t dim, std::vector<int64_t> parts) {
 }
 
 void LinearImpl::split_outputs(const TensorAxis& axis, std::vector<int64_t> parts) {
-  YOKE_CHECK(split_ == Split::None);
+  if (split_ != Split::None) fail(Kind::Usage, "a linear layer can be cut only once");
   if (parts.empty()) parts = {options.out_features()};
   for (const int64_t part : parts) axis.part_of(part, "outputs of a linear layer");
   if (std::accumulate(parts.begin(), parts.end(), int64_t{0}) != options.out_features())
@@ -221,7 +222,7 @@ void LinearImpl::split_outputs(const TensorAxis& axis, std::vector<int64_t> part
 }
 
 void LinearImpl::split_inputs(const TensorAxis& axis) {
-  YOKE_CHECK(split_ == Split::None);
+  if (split_ != Split::None) fail(Kind::Usage, "a linear layer can be cut only once");
   axis.part_of(options.in_features(), "inputs of a linear layer");
   if (axis.size() == 1) return;
   axis_ = axis;
@@ -243,7 +244,7 @@ at::Tensor LinearImpl::forward(const at::Tensor& input) {
 }
 
 void EmbeddingImpl::split_words(const TensorAxis& axis) {
-  YOKE_CHECK(axis_.size() == 1);
+  if (axis_.size() > 1) fail(Kind::Usage, "an embedding can be cut only once");
   axis.part_of(options.num_embeddings(), "words of an embedding");
   if (options.max_norm() || options.sparse() || options.scale_grad_by_freq())
     fail(Kind::Usage,

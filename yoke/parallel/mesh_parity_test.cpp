@@ -96,12 +96,13 @@ std::vector<LayerFactory> make_layers(const TensorAxis& axis) {
   return layers;
 }
 
-at::Tensor tokens(int step, int64_t sample) {
+// A micro-batch of `batch` samples.
+at::Tensor tokens(int step, int64_t place, int64_t batch) {
   const Rng rng(3, "tokens", uint64_t(step));
-  at::Tensor text = at::empty({1, kTime + 1}, at::kLong);
-  for (int64_t i = 0; i <= kTime; ++i)
+  at::Tensor text = at::empty({batch, kTime + 1}, at::kLong);
+  for (int64_t i = 0; i < text.numel(); ++i)
     text.mutable_data_ptr<int64_t>()[i] =
-        int64_t(rng.below(uint64_t(sample * (kTime + 1) + i), kWords));
+        int64_t(rng.below(uint64_t(place * text.numel() + i), kWords));
   return text.to(test_device());
 }
 
@@ -122,6 +123,7 @@ struct Trial {
   bool sequence = false;
   std::string optimizer = "sgd";
   int micro = 1;
+  int64_t batch = 1;         // samples of a micro-batch
   std::string mistake = {};  // planted
   std::string text() const {
     return cat("pp ", shape.pp, " dp ", shape.dp, " tp ", shape.tp, ", ", schedule, " of ", micro,
@@ -135,7 +137,7 @@ struct Outcome {
   std::string torn = {};  // a parameter that is not the same on all ranks that have it
 };
 
-Outcome alone(const std::string& optimizer_name, int64_t samples) {
+Outcome alone(const std::string& optimizer_name, int64_t samples, int64_t batch) {
   Outcome outcome;
   comm::run_ranks(1, [&](Communicator& comm) {
     torch::nn::Module module;
@@ -150,16 +152,16 @@ Outcome alone(const std::string& optimizer_name, int64_t samples) {
     for (int step = 0; step < kSteps; ++step) {
       double sum = 0;
       for (int64_t sample = 0; sample < samples; ++sample) {
-        const at::Tensor text = tokens(step, sample);
+        const at::Tensor text = tokens(step, sample, batch);
         at::Tensor x = text.narrow(1, 0, kTime);
         for (const auto& layer : layers) x = layer.forward(x);
         const at::Tensor loss = at::cross_entropy_loss(
             x.view({-1, kWords}), text.narrow(1, 1, kTime).reshape({-1}), {}, at::Reduction::Sum);
-        sample + 1 < samples ? dp.accumulate(loss, double(kTime))
-                             : dp.backward(loss, double(kTime));
+        sample + 1 < samples ? dp.accumulate(loss, double(batch * kTime))
+                             : dp.backward(loss, double(batch * kTime));
         sum += loss.item<double>();
       }
-      outcome.losses.push_back(sum / double(samples * kTime));
+      outcome.losses.push_back(sum / double(samples * batch * kTime));
       outcome.norms.push_back(optimizer->step().grad_norm());
     }
     for (const auto& item : module.named_parameters())
@@ -194,13 +196,15 @@ Outcome together(const Trial& run) {
         mesh, options);
     const auto optimizer = make_optimizer(run.optimizer, pipeline.data());
     for (int step = 0; step < kSteps; ++step) {
-      auto text = [&](int micro) { return tokens(step, mesh.dp.rank() * run.micro + micro); };
+      auto text = [&](int micro) {
+        return tokens(step, mesh.dp.rank() * run.micro + micro, run.batch);
+      };
       const auto loss =
           pipeline.run({.input = [&](int micro) { return text(micro).narrow(1, 0, kTime); },
                         .loss =
                             [&](const at::Tensor& output, int micro) {
                               at::Tensor sum = loss_of(output, text(micro), axis);
-                              double count = double(kTime);
+                              double count = double(run.batch * kTime);
                               if (run.mistake == "times dp") sum = sum * run.shape.dp;
                               if (run.mistake == "counted twice" && mesh.dp.rank() == 0) count *= 2;
                               if (run.mistake == "one skipped" && micro == 0 && mesh.dp.rank() == 0)
@@ -212,7 +216,8 @@ Outcome together(const Trial& run) {
       if (loss.sum.defined() && mesh.tp.rank() == 0) sum.add_(loss.sum);
       world.all_reduce(sum).wait();
       if (world.rank() > 0) continue;
-      outcome.losses.push_back(sum.item<double>() / double(run.micro * run.shape.dp * kTime));
+      outcome.losses.push_back(sum.item<double>() /
+                               double(run.micro * run.shape.dp * run.batch * kTime));
       outcome.norms.push_back(norm);
     }
     pipeline.data().gathered([&] {
@@ -243,8 +248,8 @@ class MeshParity : public testing::Test {
   // The first from one device; empty: none.
   static std::string difference(const Trial& run) {
     const int64_t samples = int64_t(run.micro) * run.shape.dp;
-    auto& truth = truths_[{run.optimizer, samples}];
-    if (truth.losses.empty()) truth = alone(run.optimizer, samples);
+    auto& truth = truths_[{run.optimizer, samples, run.batch}];
+    if (truth.losses.empty()) truth = alone(run.optimizer, samples, run.batch);
     const auto outcome = together(run);
     auto far = [](double a, double b) { return !(std::abs(a - b) <= 1e-11 * std::abs(a)); };
     for (size_t i = 0; i < truth.losses.size(); ++i) {
@@ -265,7 +270,7 @@ class MeshParity : public testing::Test {
   }
 
  private:
-  static inline std::map<std::pair<std::string, int64_t>, Outcome> truths_;
+  static inline std::map<std::tuple<std::string, int64_t, int64_t>, Outcome> truths_;
 };
 
 using MeshParitySlow = MeshParity;
@@ -296,6 +301,11 @@ TEST_F(MeshParity, OfFourRanks) {
       for (const bool sequence : {false, true})
         expect_parity(
             {.shape = {2, 1, 2}, .schedule = schedule, .zero = zero, .sequence = sequence});
+}
+
+TEST_F(MeshParity, WithSeveralSamplesInAMicroBatch) {
+  for (const auto& shape : {MeshShape{2, 1, 2}, MeshShape{1, 2, 2}})
+    expect_parity({.shape = shape, .schedule = "zbv", .sequence = true, .batch = 3});
 }
 
 TEST_F(MeshParitySlow, WithAdamW) {
@@ -391,6 +401,67 @@ TEST(TensorParallel, CrossEntropyNeedsNoWholeLogits) {
       EXPECT_LT((mine.grad() - whole.grad().narrow(1, first, words)).abs().max().item<double>(),
                 1e-12);
     });
+}
+
+// In few bits the sums are made in float32, and the gradient has the logits' type.
+TEST(TensorParallel, CrossEntropyOfFewBits) {
+  const at::Tensor logits = normal("logits", {64, 512}, 3).to(test_device(), at::kBFloat16),
+                   targets = at::arange(64, at::device(test_device()).dtype(at::kLong)) * 8;
+  const at::Tensor exact = logits.to(at::kDouble).requires_grad_(true);
+  const at::Tensor expected = at::cross_entropy_loss(exact, targets, {}, at::Reduction::Sum);
+  expected.backward();
+  on_ranks(2, [&](Communicator& world) {
+    const at::Tensor mine = logits.narrow(1, world.rank() * 256, 256).clone().requires_grad_(true);
+    const at::Tensor loss = cross_entropy_sum(mine, targets, {world});
+    loss.backward();
+    EXPECT_EQ(loss.scalar_type(), at::kFloat);
+    EXPECT_NEAR(loss.item<double>(), expected.item<double>(), 1e-5 * expected.item<double>());
+    ASSERT_EQ(mine.grad().scalar_type(), at::kBFloat16);
+    const at::Tensor truth = exact.grad().narrow(1, world.rank() * 256, 256);
+    EXPECT_LT((mine.grad() - truth).abs().max().item<double>(), 0.004);  // half a unit of bfloat16
+  });
+}
+
+TEST(TensorParallel, RefusesWordsThatAreNotThere) {
+  for (const int64_t wrong : {-1, 12, 100}) {
+    const at::Tensor words =
+        at::tensor({3, 0}, at::kLong).index_put_({at::tensor(1)}, at::tensor(wrong));
+    EXPECT_TRUE(has(failure_of(2,
+                               [&](Communicator& world) {
+                                 Embedding embedding(12, 4);
+                                 embedding->split_words({world});
+                                 embedding(words);
+                               }),
+                    cat("there is no word ", wrong, " among 12")));
+    EXPECT_TRUE(has(failure_of(2,
+                               [&](Communicator& world) {
+                                 cross_entropy_sum(at::zeros({2, 6}), words, {world});
+                               }),
+                    cat("there is no word ", wrong, " among 12")));
+  }
+}
+
+// A word that stands for nothing has no gradient, whoever has it.
+TEST(TensorParallel, EmbeddingKeepsItsPadding) {
+  const at::Tensor words = at::tensor({1, 9, 9, 4, 9, 11}, at::kLong).to(test_device());
+  auto gradient = [&](int ranks) {
+    at::Tensor result;
+    on_ranks(ranks, [&](Communicator& world) {
+      Embedding embedding(torch::nn::EmbeddingOptions(12, 4).padding_idx(9));
+      embedding->to(test_device(), at::kDouble);
+      const TensorAxis axis{world};
+      embedding->split_words(axis);
+      at::Tensor y = embedding(words);
+      (y * normal("y", y.sizes(), 1).to(test_device())).sum().backward();
+      const at::Tensor all = join_parts(embedding->weight.grad(), {"weight", 0, {12}}, axis);
+      if (world.rank() == 0) result = all;
+    });
+    return result;
+  };
+  const at::Tensor one = gradient(1);
+  EXPECT_EQ(one[9].abs().sum().item<double>(), 0);
+  EXPECT_GT(one[4].abs().sum().item<double>(), 0);
+  EXPECT_TRUE(at::equal(one, gradient(2)));
 }
 
 TEST(TensorParallel, PartsDropWhatTheWholeWould) {

@@ -45,6 +45,9 @@ Layer cut(Layer layer, int place, const plan::Plan& plan, const TensorAxis& axis
   if (!layer.module) return layer;
   for (const auto& item : layer.module->named_modules()) {
     const std::string name = item.key().empty() ? cat(place) : cat(place, ".", item.key());
+    const auto* whole = dynamic_cast<const Splittable*>(item.value().get());
+    if (whole != nullptr && !whole->splits().empty())
+      continue;  // with the layer that it is part of
     for (size_t i = 0; i < plan.splits.size(); ++i) {
       const auto& rule = plan.splits[i];
       if (!plan::matches(rule.pattern, name)) continue;
@@ -104,9 +107,14 @@ std::unique_ptr<Pipeline> spread(const std::vector<LayerFactory>& layers, const 
       if (!scatters || !axis.scatters()) return made;
       const auto* embedding = dynamic_cast<EmbeddingImpl*>(made.module.get());
       if (i == 0 && (embedding == nullptr || embedding->splits().empty()))
-        made.forward = [axis, after = embedding != nullptr,
+        made.forward = [axis, words = embedding != nullptr,
                         inner = made.forward](const at::Tensor& x) {
-          return after ? scatter_tokens(inner(x), axis) : inner(scatter_tokens(x, axis));
+          if (!words && !at::isFloatingType(x.scalar_type()))
+            fail(Kind::Config,
+                 "plan: with sequence=yes a sequence that begins with words wants an "
+                 "embedding as its first layer");
+          return inner(words ? scatter_tokens(x.unsqueeze(-1), axis).squeeze(-1)
+                             : scatter_tokens(x, axis));
         };
       if (i + 1 < layers.size()) return made;
       if (const auto* linear = dynamic_cast<LinearImpl*>(made.module.get());
@@ -122,6 +130,7 @@ std::unique_ptr<Pipeline> spread(const std::vector<LayerFactory>& layers, const 
   PipelineOptions options{.layers_per_stage = plan.layers_per_stage,
                           .ties = plan.ties,
                           .sequence = plan.sequence,
+                          .partial = plan.partial,
                           .data = data};
   options.data.zero = plan.zero;
   auto pipeline = std::make_unique<Pipeline>(

@@ -21,6 +21,7 @@
 #include "yoke/plan/balance.h"
 #include "yoke/plan/check.h"
 #include "yoke/plan/passes.h"
+#include "yoke/plan/plan.h"
 
 namespace yoke::parallel {
 namespace {
@@ -121,7 +122,7 @@ struct Pipeline::Impl {
     data_options.device = device;
     data_options.across = mesh.across;
     for (const auto& names : options.ties) tie(names, data_options);
-    share(options.sequence, data_options);
+    share(options, data_options);
     data = std::make_unique<DataParallel>(std::move(parts), mesh.dp, data_options);
   }
 
@@ -182,16 +183,21 @@ struct Pipeline::Impl {
   }
 
   // What the ranks of a layer all have. Each with its own tokens has a part of the gradient.
-  void share(bool sequence, DataParallelOptions& data_options) const {
+  void share(const PipelineOptions& options, DataParallelOptions& data_options) const {
     if (mesh.tp.size() == 1) return;
     const at::NoGradGuard no_grad;
-    std::vector<std::string> names;
+    std::vector<std::string> names, parts;
+    const auto is_partial = [&](const std::string& name) {
+      return options.sequence || std::ranges::any_of(options.partial, [&](const auto& pattern) {
+               return plan::matches(pattern, name);
+             });
+    };
     for (const auto& stage : stages) {
       if (!stage) continue;
       for (const auto& name : whole_parameters(*stage)) {
         const at::Tensor parameter = stage->named_parameters()[name];
         if (parameter.requires_grad())
-          names.push_back(name);
+          (is_partial(name) ? parts : names).push_back(name);
         else
           mesh.tp.broadcast(parameter, 0).wait();
       }
@@ -199,11 +205,12 @@ struct Pipeline::Impl {
     }
     for (const auto& tied : data_options.shared)
       for (const auto& name : tied.names)
-        if (std::ranges::find(names, name) != names.end())
+        if (std::ranges::count(names, name) + std::ranges::count(parts, name) > 0)
           fail(Kind::Usage, "'", name, "' is tied, and not split over the ", mesh.tp.size(),
                " ranks of a layer; split the embedding by words and the head by outputs");
     if (!names.empty())
-      data_options.shared.push_back({.names = names, .group = mesh.tp, .sum = sequence});
+      data_options.shared.push_back({.names = names, .group = mesh.tp, .sum = false});
+    if (!parts.empty()) data_options.shared.push_back({.names = parts, .group = mesh.tp});
   }
 
   const std::vector<Action>& row() const { return schedule.rows[size_t(mesh.pp.rank())]; }
@@ -213,6 +220,10 @@ struct Pipeline::Impl {
   Cell& cell(int stage, int micro) { return cells[{stage, micro}]; }
 
   Loss run(const Batch& given, bool train) {
+    if (train && data->awaits_step())
+      fail(Kind::Usage,
+           "run() again before the optimizer's step; one run has all micro-batches "
+           "of a step");
     batch = &given;
     training = train;
     total = {};

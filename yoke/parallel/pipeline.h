@@ -53,6 +53,10 @@ struct PipelineOptions {
   // are added.
   std::vector<std::vector<std::string>> ties = {};
   bool sequence = false;  // what TensorAxis of the layers has
+  // Parameters (patterns, plan::matches) that every rank of a layer has, and uses on its own part
+  // of the activations: a norm of its heads. Each has a part of the gradient. With `sequence` all
+  // are.
+  std::vector<std::string> partial = {};
   // ZeRO 3: the schedule says when a stage's parameters are gathered, or it is added to it.
   DataParallelOptions data = {};
 };

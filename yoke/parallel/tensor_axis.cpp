@@ -55,6 +55,7 @@ struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
     const TensorAxis& axis = held->axis;
     const at::Tensor logits = given.to(at::toOpMathType(given.scalar_type()));
     const int64_t words = logits.size(1);
+    check_words(targets, words * axis.size(), ignored);
     const at::Tensor largest = std::get<0>(logits.max(1));
     if (axis.size() > 1) axis.group.all_reduce(largest, comm::ReduceOp::Max).wait();
     const at::Tensor shifted = logits - largest.unsqueeze(1);
@@ -126,6 +127,16 @@ at::Tensor scatter_tokens(const at::Tensor& all, const TensorAxis& axis) {
 
 at::Tensor collect_tokens(const at::Tensor& mine, const TensorAxis& axis) {
   return axis.scatters() ? Collect::apply(mine, c10::make_intrusive<Holder>(axis)) : mine;
+}
+
+void check_words(const at::Tensor& indices, int64_t words, std::optional<int64_t> ignored) {
+  const at::NoGradGuard no_grad;
+  at::Tensor wrong = (indices < 0).logical_or_(indices >= words);
+  if (ignored) wrong.logical_and_(indices != *ignored);
+  if (!indices.is_cpu()) return at::_assert_async(wrong.any().logical_not());
+  if (wrong.any().item<bool>())
+    fail(Kind::Usage, "there is no word ", indices.masked_select(wrong)[0].item<int64_t>(),
+         " among ", words);
 }
 
 at::Tensor cross_entropy_sum(const at::Tensor& logits, const at::Tensor& targets,

@@ -7,6 +7,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
+#include <optional>
+
 #include "yoke/comm/communicator.h"
 
 namespace yoke::parallel {
@@ -43,6 +46,10 @@ Reduction reduce_partial(at::Tensor partial, const TensorAxis& axis);
 // With autograd. From activations that all ranks have to those of one rank's tokens, and back.
 at::Tensor scatter_tokens(const at::Tensor& all, const TensorAxis& axis);
 at::Tensor collect_tokens(const at::Tensor& mine, const TensorAxis& axis);
+
+// Throws Kind::Usage where an index of a word is not in [0, words) or `ignored`; on a GPU it is
+// found when that comes to it.
+void check_words(const at::Tensor& indices, int64_t words, std::optional<int64_t> ignored);
 
 // The sum of the cross entropies of `logits` [tokens, words / ranks], each rank's part of the
 // words, and `targets` [tokens] of all. Nobody ever has all logits. A target that is `ignored`

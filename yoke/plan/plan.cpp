@@ -11,8 +11,9 @@
 namespace yoke::plan {
 namespace {
 
-const std::vector<std::string> kKeys = {"pp",   "dp",       "tp",     "schedule", "micro", "chunks",
-                                        "zero", "sequence", "layers", "split",    "tie"};
+const std::vector<std::string> kKeys = {"pp",     "dp",     "tp",   "schedule",
+                                        "micro",  "chunks", "zero", "sequence",
+                                        "layers", "split",  "tie",  "partial"};
 const std::vector<std::string> kKinds = {"outputs", "inputs", "words", "heads"};  // as SplitRule's
 
 int64_t number(const std::string& word, const std::string& text) {
@@ -115,6 +116,7 @@ std::string to_text(const Plan& plan) {
     words.push_back(
         cat("split=", pattern, ":", kKinds[size_t(kind)], parts.empty() ? "" : ":" + list(parts)));
   for (const auto& names : plan.ties) words.push_back("tie=" + join(names, ","));
+  for (const auto& pattern : plan.partial) words.push_back("partial=" + pattern);
   return join(words, " ");
 }
 
@@ -133,8 +135,8 @@ Plan parse_plan(std::string_view text) {
       fail(Kind::Config, "plan: '", word, "' is not key=value with a key of ", join(kKeys, ", "),
            close.empty() ? "" : "; did you mean " + close.front() + "?");
     }
-    if (key != "split" && key != "tie" && !seen.insert(key).second)
-      fail(Kind::Config, "plan: ", key, " is said twice");
+    const bool many = key == "split" || key == "tie" || key == "partial";
+    if (!many && !seen.insert(key).second) fail(Kind::Config, "plan: ", key, " is said twice");
     if (key == "pp") plan.pp = int(number(word, value));
     if (key == "dp") plan.dp = int(number(word, value));
     if (key == "tp") plan.tp = int(number(word, value));
@@ -145,6 +147,7 @@ Plan parse_plan(std::string_view text) {
     if (key == "layers") plan.layers_per_stage = numbers<int>(word, value);
     if (key == "split") plan.splits.push_back(rule(word, value));
     if (key == "tie") plan.ties.push_back(split(value, ','));
+    if (key == "partial") plan.partial.push_back(value);
     if (key != "sequence") continue;
     if (value != "yes" && value != "no")
       fail(Kind::Config, "plan: '", word, "' is neither sequence=yes nor sequence=no");

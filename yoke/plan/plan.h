@@ -4,6 +4,7 @@
 // below.
 //   pp=2 dp=2 tp=2 schedule=zbv micro=4 zero=1 sequence=yes layers=4,5,5,4
 //   split=*.up:outputs split=*.qkv:outputs:64,32,32 split=*.down:inputs tie=0.weight,17.weight
+//   partial=*.q_norm.*
 // Values: every rank makes an equal one.
 #pragma once
 
@@ -36,6 +37,8 @@ struct Plan {
   std::vector<int> layers_per_stage = {};  // empty: equal parts
   std::vector<SplitRule> splits = {};
   std::vector<std::vector<std::string>> ties = {};  // parameters that are one
+  // Patterns of parameters that all ranks of a layer have, and use on their own heads or features.
+  std::vector<std::string> partial = {};
   bool operator==(const Plan&) const = default;
 
   int num_ranks() const { return pp * dp * tp; }

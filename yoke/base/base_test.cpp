@@ -3,6 +3,7 @@
 
 #include <thread>
 
+#include "yoke/base/crc32c.h"
 #include "yoke/base/error.h"
 #include "yoke/base/event_count.h"
 #include "yoke/base/process.h"
@@ -171,4 +172,16 @@ TEST(Process, MissingProgramIsAnIoError) {
     EXPECT_EQ(error.kind(), Kind::Io);
     EXPECT_NE(std::string(error.what()).find("no-such-program-here"), std::string::npos);
   }
+}
+
+TEST(Crc32c, AgreesWithPublishedValuesHoweverItIsCut) {
+  const std::string digits = "123456789";
+  EXPECT_EQ(crc32c(digits.data(), digits.size()), 0xe3069283u);
+  const std::string zeros(32, '\0');  // RFC 3720, B.4
+  EXPECT_EQ(crc32c(zeros.data(), zeros.size()), 0x8a9136aau);
+  std::string text;
+  for (int i = 0; i < 100; ++i) text += std::to_string(i);
+  for (size_t cut = 0; cut <= text.size(); ++cut)
+    EXPECT_EQ(crc32c(text.data() + cut, text.size() - cut, crc32c(text.data(), cut)),
+              crc32c(text.data(), text.size()));
 }

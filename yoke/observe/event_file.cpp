@@ -11,6 +11,7 @@
 #include <cstring>
 #include <filesystem>
 
+#include "yoke/base/crc32c.h"
 #include "yoke/base/error.h"
 
 namespace yoke::observe {
@@ -47,7 +48,7 @@ std::string field(int number, std::string_view value) {
 
 // As TFRecord files hold a CRC: masked, because the CRC of data that holds its CRC checks little.
 std::string checksum(std::string_view data) {
-  const uint32_t crc = detail::crc32c(data);
+  const uint32_t crc = crc32c(data.data(), data.size());
   return little_endian(std::rotr(crc, 15) + 0xA282EAD8u);
 }
 
@@ -62,15 +63,6 @@ std::string host_name() {
 }
 
 }  // namespace
-
-uint32_t detail::crc32c(std::string_view data) {
-  uint32_t crc = ~0u;
-  for (const char c : data) {
-    crc ^= uint8_t(c);
-    for (int bit = 0; bit < 8; ++bit) crc = crc >> 1 ^ (crc & 1 ? 0x82F63B78u : 0);
-  }
-  return ~crc;
-}
 
 // Delegates, so that the destructor closes the file when the first flush throws.
 EventFile::EventFile(const std::string& folder, double wall_seconds) : EventFile() {

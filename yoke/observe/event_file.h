@@ -35,8 +35,4 @@ class EventFile {
   int file_ = -1;
 };
 
-namespace detail {
-uint32_t crc32c(std::string_view data);  // Castagnoli, as in RFC 3720, B.4
-}
-
 }  // namespace yoke::observe

@@ -568,18 +568,33 @@ DataParallel::Reduced DataParallel::reduced(bool exact) {
     const Readback agreed(tail);
     for (size_t p = 0; p < used.size(); ++p) reduced.used[p] = agreed[Used + int64_t(p)] > 0;
   }
+  reduced.parts = parts();
   for (size_t b = 0; b < layout.buckets.size(); ++b) {
-    Part part{.weights = impl_->weights->masters(b),
-              .gradients = impl_->gradients->owned(b),
-              .shard = impl_->gradients->shard(b)};
+    reduced.parts[b].gradients = impl_->gradients->owned(b);
+    reduced.parts[b].shard = impl_->gradients->shard(b);
+  }
+  return reduced;
+}
+
+std::vector<DataParallel::Part> DataParallel::parts() const {
+  std::vector<Part> parts;
+  const auto& layout = *impl_->layout;
+  for (size_t b = 0; b < layout.buckets.size(); ++b) {
+    Part part{.weights = impl_->weights->masters(b), .counts = impl_->counts(b)};
     if (impl_->options.zero == 0)
       for (const auto& slot : layout.buckets[b].slots)
         part.pieces.push_back({slot.parameter, slot.offset, slot.count, 0});
     else
       part.pieces = layout.pieces(layout.buckets[b], impl_->comm.rank());
-    reduced.parts.push_back(std::move(part));
+    parts.push_back(std::move(part));
   }
-  return reduced;
+  return parts;
+}
+
+void DataParallel::restored() {
+  impl_->learning = false;  // what it would put into other buckets is from before
+  impl_->values.clear();
+  impl_->weights->updated();
 }
 
 void DataParallel::stepped(bool updated, std::function<void()> verdict) {

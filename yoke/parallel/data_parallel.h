@@ -132,7 +132,12 @@ class DataParallel {
     at::Tensor weights = {}, gradients = {};  // [elements]
     at::Tensor shard = {};  // of the gradients: every element of the model is in one rank's
     std::vector<plan::Piece> pieces = {};
+    bool counts = true;  // it is for this rank to count, and save, what others may have as well
   };
+  // For checkpoints: without gradients. The weights may be written; restored() makes them the
+  // model's, and is collective.
+  std::vector<Part> parts() const;
+  void restored();
   struct Reduced {
     std::vector<Part> parts = {};
     std::vector<bool> used = {};  // the parameters that had a gradient on some rank

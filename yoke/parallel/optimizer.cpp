@@ -86,9 +86,7 @@ StepInfo Optimizer::step() {
     const at::Tensor bad = at::isfinite(norm).logical_not_().logical_or_(reduced.mismatch);
     scaling.found_inf = bad.to(at::kFloat);
   }
-  if (state_.empty())
-    for (const auto& name : state_names_)
-      for (const auto& part : reduced.parts) state_[name].push_back(at::zeros_like(part.weights));
+  make_state(reduced.parts);
   if (used_ != reduced.used) plan_batches(reduced);
   if (type == at::kDouble)  // the fused updates take a float32
     for (const auto& part : reduced.parts) part.gradients.div_(scale);
@@ -105,11 +103,38 @@ StepInfo Optimizer::step() {
   return info;
 }
 
+void Optimizer::make_state(const std::vector<DataParallel::Part>& parts) {
+  num_steps_.resize(dp_.layout().parameters.size(), 0);
+  for (const auto& name : state_names_) {
+    auto& tensors = state_[name];
+    tensors.resize(parts.size());
+    for (size_t b = 0; b < parts.size(); ++b)  // buckets may have changed before the first step
+      if (!tensors[b].defined() || tensors[b].numel() != parts[b].weights.numel())
+        tensors[b] = at::zeros_like(parts[b].weights);
+  }
+}
+
+const Optimizer::State& Optimizer::state() {
+  make_state(dp_.parts());
+  return state_;
+}
+
+const std::vector<int64_t>& Optimizer::parameter_steps() {
+  make_state(dp_.parts());
+  return num_steps_;
+}
+
+void Optimizer::restored(int64_t num_steps, std::vector<int64_t> parameter_steps) {
+  YOKE_CHECK(parameter_steps.size() == dp_.layout().parameters.size());
+  step_ = num_steps;
+  num_steps_ = std::move(parameter_steps);
+  used_.clear();  // the batches are made anew
+}
+
 // Neighbours that are treated alike are one run of memory, with what lies between them and up to
 // the next multiple of kAlign: so arithmetic rounds alike wherever a parameter lies.
 void Optimizer::plan_batches(const DataParallel::Reduced& reduced) {
   used_ = reduced.used;
-  num_steps_.resize(used_.size(), 0);
   batches_.clear();
   for (size_t b = 0; b < reduced.parts.size(); ++b) {
     const auto& part = reduced.parts[b];

@@ -49,10 +49,15 @@ class Optimizer {
   void set_lr(double lr) { options_.lr = lr; }
   int64_t state_bytes() const;
 
-  // State of this rank for each bucket, by name ("exp_avg"), for checkpoints. Empty before the
+  // For checkpoints. State of this rank for each bucket, by name ("exp_avg"); zeros before the
   // first step.
   using State = std::map<std::string, std::vector<at::Tensor>>;
-  const State& state() const { return state_; }
+  const State& state();
+  // Steps so far, and of each parameter of the layout.
+  int64_t num_steps() const { return step_; }
+  const std::vector<int64_t>& parameter_steps();
+  // The state was written into.
+  void restored(int64_t num_steps, std::vector<int64_t> parameter_steps);
 
  protected:
   Optimizer(DataParallel& dp, OptimizerOptions options, std::vector<std::string> state_names);
@@ -73,6 +78,7 @@ class Optimizer {
   OptimizerOptions options_;
 
  private:
+  void make_state(const std::vector<DataParallel::Part>& parts);
   void plan_batches(const DataParallel::Reduced& reduced);
 
   const std::vector<std::string> state_names_;

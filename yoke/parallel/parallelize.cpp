@@ -92,13 +92,20 @@ Layer as_ours(const torch::nn::AnyModule& any) {
   return {module, [any = any](const at::Tensor& x) mutable { return any.forward(x); }};
 }
 
+void want_splits(const plan::Plan& plan) {
+  if (plan.tp > 1 && plan.splits.empty())
+    fail(Kind::Config, "plan: tp = ", plan.tp,
+         " wants to know which layers to cut: split=PATTERN:KIND");
+}
+
 // `scatters`: the model knows nothing of tokens that are elsewhere, so it is done around it.
-std::unique_ptr<Pipeline> spread(const std::vector<LayerFactory>& layers, const plan::Plan& plan,
+std::unique_ptr<Pipeline> spread(const LayersOnAxis& layers_on, const plan::Plan& plan,
                                  const comm::Communicator& world, const DataParallelOptions& data,
                                  bool scatters) {
-  plan.check(world.size(), int(layers.size()));
+  plan.check(world.size(), int(layers_on({}).size()));
   const MeshGroups mesh(world, {.pp = plan.pp, .dp = plan.dp, .tp = plan.tp});
   const TensorAxis axis{mesh.tp, plan.sequence};
+  const auto layers = layers_on(axis);
   std::set<size_t> used;
   std::vector<LayerFactory> factories;
   for (size_t i = 0; i < layers.size(); ++i)
@@ -151,18 +158,26 @@ std::unique_ptr<Pipeline> spread(const std::vector<LayerFactory>& layers, const 
 
 }  // namespace
 
+std::unique_ptr<Pipeline> parallelize(const LayersOnAxis& layers, const plan::Plan& plan,
+                                      const comm::Communicator& world,
+                                      const DataParallelOptions& data) {
+  return spread(layers, plan, world, data, /*scatters=*/false);
+}
+
 std::unique_ptr<Pipeline> parallelize(const std::vector<LayerFactory>& layers,
                                       const plan::Plan& plan, const comm::Communicator& world,
                                       const DataParallelOptions& data) {
-  return spread(layers, plan, world, data, /*scatters=*/false);
+  want_splits(plan);
+  return spread([&](const TensorAxis&) { return layers; }, plan, world, data, /*scatters=*/false);
 }
 
 std::unique_ptr<Pipeline> parallelize(torch::nn::SequentialImpl& model, const plan::Plan& plan,
                                       const comm::Communicator& world,
                                       const DataParallelOptions& data) {
+  want_splits(plan);
   std::vector<LayerFactory> layers;
   for (const auto& any : model) layers.push_back([any = any] { return as_ours(any); });
-  return spread(layers, plan, world, data, /*scatters=*/true);
+  return spread([&](const TensorAxis&) { return layers; }, plan, world, data, /*scatters=*/true);
 }
 
 }  // namespace yoke::parallel

@@ -203,6 +203,7 @@ TEST(Parallelize, TellsWhichRuleIsForNoLayer) {
   EXPECT_TRUE(has(failure("tp=2 split=2:outputs"), "'2', which is torch::nn::GELU"));
   EXPECT_TRUE(has(failure("tp=2 split=1:outputs:5,11"),
                   "5 outputs of a linear layer cannot be cut into 2 equal parts"));
+  EXPECT_TRUE(has(failure("tp=2"), "which layers to cut"));
   EXPECT_TRUE(has(failure("pp=3"), "3 x 1 x 1 = 3 ranks, and there are 2"));
 }
 

@@ -494,6 +494,7 @@ Pipeline::Loss Pipeline::run(const Batch& batch) { return impl_->run(batch, /*tr
 Pipeline::Loss Pipeline::evaluate(const Batch& batch) { return impl_->run(batch, /*train=*/false); }
 DataParallel& Pipeline::data() { return *impl_->data; }
 at::Device Pipeline::device() const { return impl_->device; }
+const MeshGroups& Pipeline::mesh() const { return impl_->mesh; }
 const plan::Schedule& Pipeline::schedule() const { return impl_->schedule; }
 const std::vector<int>& Pipeline::layers_per_stage() const { return impl_->per_stage; }
 const std::vector<plan::Timed>& Pipeline::times() const { return impl_->times; }

@@ -94,6 +94,7 @@ class Pipeline {
 
   DataParallel& data();
   at::Device device() const;  // of this rank's parameters
+  const MeshGroups& mesh() const;
   const plan::Schedule& schedule() const;
   const std::vector<int>& layers_per_stage() const;
   // What this rank's host did in the last run, in seconds from its start; as waits end, not as they

@@ -105,7 +105,7 @@ inline std::unique_ptr<Optimizer> make_optimizer(const std::string& name, DataPa
 // The whole model on one rank, without any of it.
 inline Outcome alone(const std::string& optimizer_name, bool tied = false) {
   Outcome outcome;
-  comm::run_ranks(1, [&](Communicator& comm) {
+  on_ranks(1, [&](Communicator& comm) {
     torch::nn::Module module;
     std::vector<Layer> layers;
     for (int place = 0; place < kLayers; ++place) {

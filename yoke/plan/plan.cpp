@@ -70,8 +70,6 @@ void Plan::check(int ranks, int layers) const {
   if (zero < 0 || zero > 3) fail(Kind::Config, "plan: zero is 0 to 3, got ", zero);
   if (sequence && tp == 1)
     fail(Kind::Config, "plan: sequence=yes cuts tokens over the ranks of a layer, and tp is 1");
-  if (tp > 1 && splits.empty())
-    fail(Kind::Config, "plan: tp = ", tp, " wants to know which layers to cut: split=PATTERN:KIND");
   int stages = 0;
   try {
     stages = make_schedule(schedule, shape()).num_stages();

@@ -39,7 +39,6 @@ TEST(Plan, IsRefusedInNumbers) {
   expect_refusal("pp=2 dp=2 micro=2", 6, 6, "2 x 2 x 1 = 4 ranks, and there are 6");
   expect_refusal("zero=4", 1, 6, "zero is 0 to 3, got 4");
   expect_refusal("sequence=yes", 1, 6, "tp is 1");
-  expect_refusal("tp=2", 2, 6, "which layers to cut");
   expect_refusal("pp=4 schedule=zbv micro=8", 4, 6, "has 8 stages, and the model 6 layers");
   expect_refusal("pp=2 schedule=interleaved micro=3", 2, 6, "plan: ");
   expect_refusal("pp=2 micro=2 layers=3,4", 2, 6, "2 stages with 7 layers");

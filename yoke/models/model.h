@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// A model for whoever trains it: layers, loss and cost. A user's own is made the same way; one that
+// is not a sequence is one layer.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "yoke/parallel/parallelize.h"
+
+namespace yoke::models {
+
+struct Model {
+  parallel::LayersOnAxis layers = nullptr;
+  std::vector<std::vector<std::string>> ties = {};  // parameters that are one (PipelineOptions)
+  // The sum over the samples or tokens of a micro-batch, whose number is target.size(0) x tokens.
+  std::function<at::Tensor(const at::Tensor& output, const at::Tensor& target,
+                           const parallel::TensorAxis& axis)>
+      loss_sum = nullptr;
+  int64_t tokens = 1;          // of a sample; the loss is a mean over them
+  int64_t num_parameters = 0;  // each once
+  double flops = 0;            // of forward and backward of one token
+  bool can_scatter = false;    // it knows tokens that are elsewhere (sequence parallelism)
+};
+
+// Names of parameters begin with the place of their layer. Draws normal numbers by name and
+// element, times `scale`; 0 gives zeros.
+void draw(at::Tensor parameter, uint64_t seed, const std::string& name, double scale);
+
+}  // namespace yoke::models

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "yoke/train/trainer.h"
+
+#include <ATen/Functions.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cmath>
+
+#include "yoke/base/error.h"
+#include "yoke/base/text.h"
+#include "yoke/checkpoint/saved.h"
+#include "yoke/comm/run_ranks.h"
+#include "yoke/models/gpt.h"
+#include "yoke/models/mlp.h"
+
+namespace yoke::train {
+namespace {
+
+using comm::Communicator;
+
+constexpr int64_t kBatch = 12;
+
+models::Model small_gpt(at::ScalarType dtype = at::kDouble) {
+  return models::make_gpt(
+      {.layers = 4, .dim = 16, .heads = 4, .vocab = 24, .seq = 8, .dtype = dtype});
+}
+
+void on_ranks(int ranks, Trainer& trainer) {
+  comm::run_ranks(ranks, [&](Communicator& world) { EXPECT_EQ(trainer.fit(world), 0); },
+                  {.threads_per_rank = 1});
+}
+
+// Losses by step.
+std::map<int64_t, double> train(const models::Model& model, TrainerOptions options) {
+  options.batch = kBatch;
+  options.lr = {.lr = 0.01, .steps = 8};
+  options.timeout = std::chrono::seconds(30);
+  std::map<int64_t, double> losses;
+  Trainer trainer(model, data::synthetic_words(24, 8, 3), options);
+  trainer.callbacks.on_step = [&](const Step& step) { losses[step.step] = step.loss; };
+  on_ranks(options.plan.num_ranks(), trainer);
+  return losses;
+}
+
+class Training : public testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = std::filesystem::path(testing::TempDir()) /
+              cat("yoke_train_", ::getpid(), "_",
+                  testing::UnitTest::GetInstance()->current_test_info()->name());
+    std::filesystem::remove_all(folder_);
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+  std::filesystem::path folder_;
+};
+
+using TrainingSlow = Training;
+
+const std::vector<std::string> kPlans = {
+    "",
+    "dp=2",
+    "dp=3 micro=2",
+    "dp=2 zero=1",
+    "dp=4 zero=2",
+    "dp=2 zero=3 micro=3",
+    "tp=2",
+    "tp=4 sequence=yes",
+    "pp=3 micro=3",
+    "pp=2 micro=4 schedule=zbv",
+    "dp=2 tp=2 zero=3 sequence=yes",
+    "pp=2 dp=2 tp=2 micro=2 zero=2 schedule=interleaved",
+};
+
+}  // namespace
+
+// A run stopped under any plan goes on under any other as if nothing had been.
+TEST_F(TrainingSlow, GoesOnUnderAnyPlan) {
+  const auto truth = train(small_gpt(), {.steps = 5});
+  for (size_t from = 0; from < kPlans.size(); ++from) {
+    const auto saved = folder_ / cat(from);
+    const auto first = train(
+        small_gpt(), {.plan = plan::parse_plan(kPlans[from]), .steps = 3, .checkpoints = saved});
+    for (const auto& [step, loss] : first) EXPECT_NEAR(loss, truth.at(step), 1e-10);
+    ASSERT_TRUE(checkpoint::Saved(*checkpoint::latest(saved)).verify().empty());
+    for (size_t to = 0; to < kPlans.size(); ++to) {
+      SCOPED_TRACE(cat("'", kPlans[from], "' to '", kPlans[to], "'"));
+      const auto copy = folder_ / "copy";
+      std::filesystem::copy(saved, copy, std::filesystem::copy_options::recursive);
+      const auto rest = train(
+          small_gpt(),
+          {.plan = plan::parse_plan(kPlans[to]), .steps = 5, .checkpoints = copy, .resume = true});
+      EXPECT_EQ(rest.size(), 2u);
+      for (const auto& [step, loss] : rest) EXPECT_NEAR(loss, truth.at(step), 1e-10);
+      std::filesystem::remove_all(copy);
+    }
+  }
+}
+
+// The same plan gives the same bits, losses and weights, however often it is stopped.
+TEST_F(Training, GoesOnBitByBit) {
+  for (const std::string text : {"", "dp=2 zero=1", "pp=2 dp=2 micro=2 schedule=zb-h1"})
+    for (const std::string optimizer : {"adamw", "sgd", "lion"}) {
+      const TrainerOptions options{.plan = plan::parse_plan(text), .optimizer = optimizer};
+      auto run = [&](const std::string& name, std::vector<int64_t> stops) {
+        std::map<int64_t, double> losses;
+        for (const int64_t steps : stops) {
+          auto some = options;
+          some.steps = steps;
+          some.checkpoints = folder_ / name;
+          some.resume = true;
+          losses.merge(train(small_gpt(at::kFloat), some));
+        }
+        return losses;
+      };
+      std::filesystem::remove_all(folder_);
+      EXPECT_EQ(run("whole", {6}), run("stopped", {1, 4, 6})) << text << optimizer;
+      const checkpoint::Saved one(*checkpoint::latest(folder_ / "whole")),
+          two(*checkpoint::latest(folder_ / "stopped"));
+      ASSERT_EQ(one.tensors().size(), two.tensors().size());
+      for (const auto& [name, tensor] : one.tensors())
+        EXPECT_TRUE(at::equal(one.whole(name), two.whole(name))) << name;
+    }
+}
+
+TEST_F(Training, TrainsVectorsAndFewBits) {
+  const auto run = [](const models::Model& model, std::shared_ptr<data::Dataset> dataset,
+                      TrainerOptions options) {
+    std::vector<double> losses;
+    options.steps = 30;
+    options.batch = 16;
+    options.lr = {.lr = 0.02, .steps = 30};
+    Trainer trainer(model, std::move(dataset), options);
+    trainer.callbacks.on_step = [&](const Step& step) { losses.push_back(step.loss); };
+    on_ranks(options.plan.num_ranks(), trainer);
+    return losses;
+  };
+  const auto mlp = models::make_mlp({.layers = 3, .dim = 8});
+  const auto one = run(mlp, data::synthetic_vectors(8, 1), {});
+  const auto three =
+      run(mlp, data::synthetic_vectors(8, 1), {.plan = plan::parse_plan("pp=3 tp=2 micro=4")});
+  EXPECT_LT(one.back(), one.front() * 0.8);
+  for (size_t i = 0; i < one.size(); ++i) EXPECT_NEAR(one[i], three[i], 1e-4);
+  const auto words = data::synthetic_words(24, 8, 3);
+  const auto exact = run(small_gpt(at::kFloat), words, {});
+  for (const auto precision : {parallel::Precision::Bf16, parallel::Precision::Fp16}) {
+    const auto few = run(small_gpt(at::kFloat), words, {.precision = precision});
+    EXPECT_NEAR(few.back(), exact.back(), 0.3);  // float16 skips steps until its scale fits
+  }
+}
+
+TEST_F(Training, LearnsAndSaysWhatItDoes) {
+  std::vector<Step> steps;
+  std::vector<int64_t> saved;
+  Trainer trainer(
+      small_gpt(at::kFloat), data::synthetic_words(24, 8, 3),
+      {.plan = plan::parse_plan("dp=2"),
+       .steps = 40,
+       .batch = 16,
+       .lr = {.shape = parallel::LrSchedule::Shape::Cosine, .lr = 0.02, .warmup = 4, .steps = 40},
+       .checkpoints = folder_,
+       .save_every = 10,
+       .keep = 2});
+  trainer.callbacks.on_step = [&](const Step& step) { steps.push_back(step); };
+  trainer.callbacks.on_save = [&](int64_t step, Duration) { saved.push_back(step); };
+  on_ranks(2, trainer);
+  ASSERT_EQ(steps.size(), 40u);
+  EXPECT_NEAR(steps[0].loss, std::log(24.0), 0.2);
+  EXPECT_LT(steps[39].loss, 2.0);
+  EXPECT_NEAR(steps[0].lr, 0.005, 1e-9);
+  EXPECT_GT(steps[0].tokens_per_s, 0);
+  EXPECT_GT(steps[0].grad_norm, 0);
+  EXPECT_EQ(saved, (std::vector<int64_t>{10, 20, 30, 40}));
+  EXPECT_EQ(checkpoint::list(folder_).size(), 2u);
+}
+
+TEST_F(Training, RefusesABatchThatDoesNotDivide) {
+  EXPECT_THROW(Trainer(small_gpt(), data::synthetic_words(24, 8, 3),
+                       {.plan = plan::parse_plan("dp=3"), .batch = 16}),
+               Error);
+}
+
+}  // namespace yoke::train

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a run is, as plain values: TOML sections of the same names, and `section.key=value` on top
+// of them. A key that does not exist is an error that names the nearest ones; so is a value of
+// another kind. What was not said is as below.
+//   const Config config = parse_config(text, "run.toml", {"train.steps=100", "plan=zero3"});
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace yoke::train {
+
+struct ModelConfig {
+  std::string arch = "gpt";  // gpt, mlp
+  int64_t layers = 4, dim = 128, heads = 4, vocab = 256, seq = 128;
+  int64_t ffn = 0;  // 0: 4 x dim
+  bool operator==(const ModelConfig&) const = default;
+};
+
+struct DataConfig {
+  std::string kind = "text";  // text, synthetic
+  std::string path = {};      // text: a file, or a folder of them
+  bool shuffle = true;
+  double val_fraction = 0;
+  bool operator==(const DataConfig&) const = default;
+};
+
+struct TrainConfig {
+  int64_t steps = 100;
+  int64_t batch = 0, micro_batch = 0;  // samples of a step, and of one pass; 0: from the others
+  double lr = 1e-3;
+  std::string lr_schedule = "cosine";  // constant, cosine, linear, wsd
+  int64_t warmup = 0;
+  double weight_decay = 0.1, clip = 1;  // clip 0: none
+  std::string optimizer = "adamw";      // adamw, sgd, lion
+  int64_t seed = 1;
+  std::string precision = "fp32";  // fp32, bf16, fp16
+  std::string on_nan = "stop";     // stop, skip, rollback
+  double spike = 0;                // standard deviations of the loss that count as one; 0: never
+  int64_t eval_every = 0, log_every = 1;
+  bool operator==(const TrainConfig&) const = default;
+};
+
+struct PlanConfig {
+  // data, zero1, zero2, zero3, tensor, pipeline, layer, or AxBxC = pp x dp x tp. Empty: data, or
+  // what the numbers say.
+  std::string preset = {};
+  int64_t dp = 0, tp = 0, pp = 0, zero = -1;  // 0, -1: from the preset and the devices
+  std::string schedule = {};                  // empty: 1f1b, or what the preset says
+  int64_t micro_batches = 0;                  // 0: from train.batch and train.micro_batch
+  bool sequence_parallel = false;
+  std::string recompute = "none";  // none, selective, full
+  std::vector<int64_t> layers_per_stage = {};
+  bool operator==(const PlanConfig&) const = default;
+};
+
+struct CheckpointConfig {
+  std::string dir = {};  // empty: checkpoints in the run's folder
+  int64_t every = 0;     // steps; 0: at the end alone
+  int64_t keep = 2;
+  bool async = true;
+  bool operator==(const CheckpointConfig&) const = default;
+};
+
+struct RunConfig {
+  std::string name = "run", dir = "runs";
+  std::string devices = "auto";
+  bool deterministic = true;
+  double timeout_s = 300;
+  int64_t max_restarts = 0;
+  std::vector<int64_t> trace_steps = {};  // the first and the last step of trace.json
+  bool operator==(const RunConfig&) const = default;
+};
+
+struct Config {
+  ModelConfig model = {};
+  DataConfig data = {};
+  TrainConfig train = {};
+  PlanConfig plan = {};
+  CheckpointConfig checkpoint = {};
+  RunConfig run = {};
+  bool operator==(const Config&) const = default;
+};
+
+// `text` is TOML, and `where` its name in errors, which are Kind::Config and say file, line, key,
+// what was got and what was wanted. The overrides come later: "train.lr=3e-4", and "plan=zero3" for
+// plan.preset.
+Config parse_config(const std::string& text, const std::string& where,
+                    const std::vector<std::string>& overrides);
+// Every key with its value, a comment where the key has one; parse_config reads it back equal.
+std::string to_toml(const Config& config);
+// The keys, one a line: "train.lr = 0.001   the highest learning rate", for help and for the docs.
+std::string describe_keys();
+
+}  // namespace yoke::train

@@ -4,6 +4,8 @@
 
 #include "yoke/base/error.h"
 #include "yoke/base/rng.h"
+#include "yoke/checkpoint/saved.h"
+#include "yoke/checkpoint/saver.h"
 #include "yoke/comm/communicator.h"
 #include "yoke/comm/nccl/backend.h"
 #include "yoke/comm/run_processes.h"
@@ -12,6 +14,9 @@
 #include "yoke/comm/shm/backend.h"
 #include "yoke/comm/stop_signal.h"
 #include "yoke/comm/store.h"
+#include "yoke/data/dataset.h"
+#include "yoke/models/gpt.h"
+#include "yoke/models/mlp.h"
 #include "yoke/observe/log.h"
 #include "yoke/observe/metrics.h"
 #include "yoke/observe/trace.h"
@@ -41,3 +46,4 @@
 #include "yoke/topo/device.h"
 #include "yoke/topo/launch.h"
 #include "yoke/topo/mesh.h"
+#include "yoke/train/trainer.h"

@@ -18,6 +18,7 @@
 #include "yoke/cli/environment.h"
 #include "yoke/cli/flight_watch.h"
 #include "yoke/cli/schedule.h"
+#include "yoke/cli/train.h"
 #include "yoke/comm/run_processes.h"
 
 namespace {
@@ -56,6 +57,7 @@ int main(int argc, char** argv) {
   app.set_help_flag("-h,--help", "Print this help and exit");
   app.require_subcommand(1);
   app.footer("Every verb has its own --help.");
+  yoke::cli::add_train(app);
   yoke::cli::add_demo(app);
   yoke::cli::add_bench(app);
   yoke::cli::add_schedule(app);

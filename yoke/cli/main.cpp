@@ -13,6 +13,7 @@
 #include "yoke/base/error.h"
 #include "yoke/base/text.h"
 #include "yoke/cli/bench_comm.h"
+#include "yoke/cli/checkpoint.h"
 #include "yoke/cli/demo.h"
 #include "yoke/cli/doctor.h"
 #include "yoke/cli/environment.h"
@@ -58,6 +59,7 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   app.footer("Every verb has its own --help.");
   yoke::cli::add_train(app);
+  yoke::cli::add_checkpoint(app);
   yoke::cli::add_demo(app);
   yoke::cli::add_bench(app);
   yoke::cli::add_schedule(app);

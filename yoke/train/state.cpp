@@ -120,7 +120,12 @@ void save_state(parallel::Pipeline& pipeline, parallel::Optimizer& optimizer, in
 
 void load_state(parallel::Pipeline& pipeline, parallel::Optimizer& optimizer,
                 const checkpoint::Saved& saved) {
-  const Pieces wanted(pipeline, optimizer, /*mine=*/false);
+  Pieces wanted(pipeline, optimizer, /*mine=*/false);
+  const bool begins =
+      parse_int(saved.value("optimizer_steps")) == 0;  // with a model from elsewhere
+  if (begins)
+    std::erase_if(wanted.pieces,
+                  [](const Piece& piece) { return !piece.name.starts_with("model/"); });
   saved.read(wanted.pieces);
   std::vector<int64_t> steps;
   for (const auto& step : wanted.steps) steps.push_back(step.item<int64_t>());

@@ -13,6 +13,7 @@
 #include "yoke/cli/environment.h"
 #include "yoke/cli/flight_watch.h"
 #include "yoke/cli/run_folder.h"
+#include "yoke/cli/supervise.h"
 #include "yoke/comm/run_world.h"
 #include "yoke/comm/stop_signal.h"
 #include "yoke/observe/progress.h"
@@ -191,6 +192,11 @@ int train(const Options& options) {
   }
   const auto config = read_config(options);
   const auto launch = topo::discover(read_environment());
+  if (config.run.max_restarts > 0 && !options.dry_run && !is_supervised() &&
+      launch.world_size == 1) {
+    RunFolder::check(config, options.resume);  // else the child's --resume would hide it
+    return supervise(own_command(), config.run.max_restarts);
+  }
   const auto devices = devices_of(config, launch);
   const bool speaks = launch.rank == 0;
   const auto [plan, sizes] = train::resolve(config, int(devices.size()) * launch.world_size);

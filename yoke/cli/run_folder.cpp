@@ -80,6 +80,12 @@ void RunFolder::write(const train::Step& step) {
   events_->flush();
 }
 
+void RunFolder::write_eval(int64_t step, double loss) {
+  metrics_ << observe::JsonObject({{"step", step}, {"val_loss", loss}}).text() << "\n"
+           << std::flush;
+  events_->scalar("val/loss", step, loss, wall_seconds());
+}
+
 std::string json_of(const train::Step& step) {
   return observe::JsonObject({{"step", step.step},
                               {"loss", step.loss},

@@ -25,6 +25,7 @@ class RunFolder {
   // Steps after `done`, of a run that was stopped, are forgotten.
   void begin(int64_t done);
   void write(const train::Step& step);
+  void write_eval(int64_t step, double loss);
 
  private:
   const std::filesystem::path path_;

@@ -16,6 +16,7 @@
 #include "yoke/cli/supervise.h"
 #include "yoke/comm/run_world.h"
 #include "yoke/comm/stop_signal.h"
+#include "yoke/observe/json_lines.h"
 #include "yoke/observe/progress.h"
 #include "yoke/train/resolve.h"
 #include "yoke/train/trainer.h"
@@ -179,6 +180,12 @@ train::TrainerOptions trainer_options(const train::Config& config, const plan::P
                 .lowest = 0.1};
   if (train.precision == "bf16") options.precision = parallel::Precision::Bf16;
   if (train.precision == "fp16") options.precision = parallel::Precision::Fp16;
+  options.on_nan = train.on_nan == "skip"       ? train::TrainerOptions::OnNan::Skip
+                   : train.on_nan == "rollback" ? train::TrainerOptions::OnNan::Rollback
+                                                : train::TrainerOptions::OnNan::Stop;
+  options.spike = train.spike;
+  options.eval_every = train.eval_every;
+  options.val_fraction = config.data.val_fraction;
   options.timeout = Duration(int64_t(config.run.timeout_s * 1e9));
   options.values["config"] = train::to_toml(config);
   options.values["plan"] = plan::to_text(plan);
@@ -225,6 +232,14 @@ int train(const Options& options) {
   trainer.callbacks.on_step = [&](const train::Step& step) {
     folder->write(step);
     screen.show(step);
+  };
+  trainer.callbacks.on_trouble = [](const std::string& what) {
+    std::cerr << "yoke: " << what << "\n";
+  };
+  trainer.callbacks.on_eval = [&](int64_t step, double loss) {
+    folder->write_eval(step, loss);
+    screen.say(options.json ? observe::JsonObject({{"step", step}, {"val_loss", loss}}).text()
+                            : cat("step ", step, "   validation loss ", loss));
   };
   trainer.callbacks.on_save_failed = [&](const std::string& why) {
     std::cerr << "yoke: " << why << "; training goes on\n";

@@ -52,12 +52,13 @@ StepInfo Optimizer::step() {
   info.numbers = Readback(at::stack({norm, reduced.count, reduced.mismatch.to(at::kDouble)}));
   const bool waits = norm.is_cpu() || dp_.options().precision == Precision::Fp16;
   info.skipped = waits && info.count() > 0 && !info.mismatch() &&
-                 !std::isfinite(info.grad_norm()) && dp_.loss_scale().value > 1;
+                 !std::isfinite(info.grad_norm()) &&
+                 (dp_.loss_scale().value > 1 || options_.skip_bad);
   if (info.skipped) {
     dp_.stepped(/*updated=*/false);
     return info;
   }
-  auto verdict = [info](const std::string& culprit) {
+  auto verdict = [info, skips = options_.skip_bad](const std::string& culprit) {
     if (info.mismatch())
       fail(Kind::Usage, "in step ", info.step,
            " the ranks have gathered other parameters, or in another order; under ZeRO 3 every "
@@ -66,7 +67,7 @@ StepInfo Optimizer::step() {
     if (info.count() <= 0)
       fail(Kind::Usage, "a step over no samples: the counts given to backward() add up to ",
            info.count(), " over all ranks");
-    if (!std::isfinite(info.grad_norm()))
+    if (!std::isfinite(info.grad_norm()) && !skips)
       fail(Kind::Internal, "the gradient norm of step ", info.step, " is ", info.grad_norm(),
            culprit.empty() ? "" : cat("; the gradient of '", culprit, "' is not finite"),
            "; the parameters are still those of the step before: lower the learning rate, clip "

@@ -27,12 +27,15 @@ struct OptimizerOptions {
   };
   // The largest gradient norm.
   double clip = std::numeric_limits<double>::infinity();
+  bool skip_bad = false;  // gradients that are not finite are no error: nothing is updated
 };
 
 struct StepInfo {
   int64_t step = 0;  // the first is 1
   double lr = 0;
-  bool skipped = false;  // fp16: the scaled gradients did not fit, and the scale was lowered
+  // Nothing was updated. fp16: the scaled gradients did not fit, and the scale was lowered. On a
+  // GPU with skip_bad, grad_norm() tells.
+  bool skipped = false;
   Readback numbers = {};
   // These wait for the device.
   double grad_norm() const { return numbers[0]; }    // of the mean gradient, before clipping

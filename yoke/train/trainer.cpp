@@ -4,8 +4,8 @@
 #include <ATen/Functions.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <fstream>
-#include <numeric>
 
 #include "yoke/base/error.h"
 #include "yoke/base/text.h"
@@ -13,17 +13,22 @@
 #include "yoke/data/sampler.h"
 #include "yoke/parallel/optimizer.h"
 #include "yoke/parallel/parallelize.h"
+#include "yoke/train/spike_guard.h"
 #include "yoke/train/state.h"
 
 namespace yoke::train {
 namespace {
 
 using parallel::Pipeline;
+using OnNan = TrainerOptions::OnNan;
+
+constexpr int64_t kMostEvaluated = 16;  // batches
 
 std::unique_ptr<parallel::Optimizer> make_optimizer(const TrainerOptions& options,
                                                     parallel::DataParallel& dp) {
   parallel::OptimizerOptions common{.lr = options.lr.at(0), .weight_decay = options.weight_decay};
   if (options.clip > 0) common.clip = options.clip;
+  common.skip_bad = options.on_nan != OnNan::Stop;
   if (options.optimizer == "adamw")
     return std::make_unique<parallel::AdamW>(dp, parallel::AdamWOptions{common, 0.9, 0.95});
   if (options.optimizer == "sgd")
@@ -40,13 +45,22 @@ int64_t resident_bytes() {
   return resident * int64_t(::sysconf(_SC_PAGESIZE));
 }
 
+// Where a pass gets its samples from.
+struct Source {
+  const data::Dataset* dataset = nullptr;
+  const data::Sampler* sampler = nullptr;  // null: in their order
+  int64_t position = 0;
+};
+
 // One rank's part of a run.
 class Run {
  public:
-  Run(const models::Model& model, const data::Dataset& dataset, const TrainerOptions& options,
-      const Trainer::Callbacks& callbacks, const comm::Communicator& world)
+  Run(const models::Model& model, const data::Dataset& dataset, const data::Dataset* validation,
+      const TrainerOptions& options, const Trainer::Callbacks& callbacks,
+      const comm::Communicator& world)
       : model_(model),
         dataset_(dataset),
+        validation_(validation),
         options_(options),
         callbacks_(callbacks),
         world_(world),
@@ -55,12 +69,12 @@ class Run {
                                         {.precision = options.precision})),
         optimizer_(make_optimizer(options, pipeline_->data())),
         axis_{pipeline_->mesh().tp, options.plan.sequence},
-        micro_batch_(options.batch / options.plan.dp / options.plan.micro_batches) {
+        guard_(options.spike) {
     if (!options.checkpoints.empty())
       saver_ = std::make_unique<checkpoint::Saver>(
           options.checkpoints, world,
           checkpoint::SaverOptions{options.keep, options.async, options.timeout});
-    if (options.resume) resume();
+    if (options.resume) load_newest();
   }
 
   int go() {
@@ -68,90 +82,141 @@ class Run {
     int signal = 0;
     while (done_ < options_.steps && signal == 0) {
       train_step();
+      if (validation_ != nullptr && done_ % options_.eval_every == 0) evaluate();
       if (options_.stop != nullptr) signal = options_.stop->agreed(world_);
       const bool regular = options_.save_every > 0 && done_ % options_.save_every == 0;
       if (saver_ && (regular || signal != 0 || done_ == options_.steps)) save();
     }
-    if (saver_ && !wait_for_save() && world_.rank() == 0 && failure_)
-      fail(Kind::Io, *failure_, "; the one before is as it was");
+    if (saver_)
+      if (const auto failure = wait_for_save())
+        fail(Kind::Io, *failure, "; the one before is as it was");
     pipeline_->data().finish();
     return signal;
   }
 
  private:
-  void resume() {
+  bool load_newest() {
     const auto path = checkpoint::latest(options_.checkpoints);
-    if (!path) return;
+    if (!path) return false;
     const checkpoint::Saved saved(*path);
     load_state(*pipeline_, *optimizer_, saved);
     done_ = saved.step();
     position_ = parse_int(saved.value("samples")).value_or(0);
+    if (saved.values().contains("losses")) guard_.restore(saved.value("losses"));
+    return true;
+  }
+
+  // To the newest checkpoint, but not to its place in the data.
+  void roll_back() {
+    const int64_t position = position_;
+    if (saver_) wait_for_save();
+    if (!saver_ || !load_newest())
+      fail(Kind::Internal, "there is no checkpoint to go back to in '",
+           options_.checkpoints.string(), "'; say checkpoint.every=STEPS");
+    position_ = position;
+    tell(cat("back to step ", done_, ", with the samples after these"));
+  }
+
+  void tell(const std::string& what) const {
+    if (callbacks_.on_trouble && world_.rank() == 0) callbacks_.on_trouble(what);
   }
 
   // This replica's samples of a micro-batch.
-  data::Batch batch(int micro) const {
-    const int64_t first =
-        position_ +
-        (pipeline_->mesh().dp.rank() * options_.plan.micro_batches + micro) * micro_batch_;
+  data::Batch read(const Source& source, int micro) const {
+    const int64_t each = options_.batch / options_.plan.dp / options_.plan.micro_batches;
+    const int64_t place = pipeline_->mesh().dp.rank() * options_.plan.micro_batches + micro;
     std::vector<int64_t> samples;
-    for (int64_t i = 0; i < micro_batch_; ++i) samples.push_back(sampler_.at(first + i));
-    auto result = dataset_.batch(samples);
-    result.input = result.input.to(pipeline_->device());
-    result.target = result.target.to(pipeline_->device());
-    return result;
+    for (int64_t i = source.position + place * each; int64_t(samples.size()) < each; ++i)
+      samples.push_back(source.sampler ? source.sampler->at(i) : i);
+    auto batch = source.dataset->batch(samples);
+    batch.input = batch.input.to(pipeline_->device());
+    batch.target = batch.target.to(pipeline_->device());
+    return batch;
   }
 
-  void train_step() {
-    const SteadyClock clock;
-    const Time start = clock.now();
-    const double lr = options_.lr.at(done_);
-    optimizer_->set_lr(lr);
-    const auto loss =
-        pipeline_->run({.input = [&](int micro) { return batch(micro).input; },
-                        .loss =
-                            [&](const at::Tensor& output, int micro) {
-                              const at::Tensor target = batch(micro).target;
-                              return Pipeline::Loss{model_.loss_sum(output, target, axis_),
-                                                    double(target.size(0) * model_.tokens)};
-                            }});
-    const auto info = optimizer_->step();
-    ++done_;
-    position_ += options_.batch;
+  Pipeline::Batch batch_of(const Source& source) const {
+    return {.input = [=, this](int micro) { return read(source, micro).input; },
+            .loss =
+                [=, this](const at::Tensor& output, int micro) {
+                  const at::Tensor target = read(source, micro).target;
+                  return Pipeline::Loss{model_.loss_sum(output, target, axis_),
+                                        double(target.size(0) * model_.tokens)};
+                }};
+  }
+
+  // Over all replicas, on every rank.
+  double mean_of(const Pipeline::Loss& loss) const {
     const at::Tensor sums = at::zeros({2}, at::device(pipeline_->device()).dtype(at::kDouble));
     if (loss.sum.defined() && axis_.rank() == 0) {
       sums[0].copy_(loss.sum.reshape({}));
       sums[1].fill_(loss.count);
     }
     world_.all_reduce(sums).wait();
-    if (world_.rank() != 0 || !callbacks_.on_step) return;
-    const double seconds = std::chrono::duration<double>(clock.now() - start).count();
-    callbacks_.on_step({.step = done_,
-                        .loss = sums[0].item<double>() / sums[1].item<double>(),
-                        .grad_norm = info.grad_norm(),
-                        .lr = lr,
-                        .seconds = seconds,
-                        .tokens_per_s = double(options_.batch * model_.tokens) / seconds,
-                        .memory_bytes = resident_bytes()});
+    return sums[0].item<double>() / sums[1].item<double>();
+  }
+
+  void evaluate() {
+    const int64_t batches = std::min(kMostEvaluated, validation_->size() / options_.batch);
+    double sum = 0;
+    for (int64_t i = 0; i < batches; ++i)
+      sum += mean_of(pipeline_->evaluate(batch_of({validation_, nullptr, i * options_.batch})));
+    if (callbacks_.on_eval && world_.rank() == 0) callbacks_.on_eval(done_, sum / double(batches));
+  }
+
+  void train_step() {
+    const SteadyClock clock;
+    const Time start = clock.now();
+    Step step{.lr = options_.lr.at(done_)};
+    optimizer_->set_lr(step.lr);
+    const auto loss = pipeline_->run(batch_of({&dataset_, &sampler_, position_}));
+    const auto info = optimizer_->step();
+    step.step = ++done_;
+    position_ += options_.batch;
+    step.loss = mean_of(loss);
+    step.grad_norm = info.grad_norm();
+    step.seconds = std::chrono::duration<double>(clock.now() - start).count();
+    step.tokens_per_s = double(options_.batch * model_.tokens) / step.seconds;
+    step.memory_bytes = resident_bytes();
+    if (world_.rank() == 0 && callbacks_.on_step) callbacks_.on_step(step);
+    if (in_trouble(step) && options_.on_nan == OnNan::Rollback) roll_back();
+  }
+
+  // The same on all ranks: so are the loss and the norm.
+  bool in_trouble(const Step& step) {
+    // In float16 it is part of finding the scale.
+    const bool fp16 = options_.precision == parallel::Precision::Fp16;
+    if (!std::isfinite(step.grad_norm) && !fp16) {
+      tell(cat("step ", step.step, ": the loss is ", step.loss, " and the gradient norm ",
+               step.grad_norm, "; nothing was updated"));
+      return true;
+    }
+    const double score = guard_.see(step.loss);
+    if (score == 0) return false;
+    tell(cat("step ", step.step, ": the loss is ", step.loss, ", ", score,
+             " standard deviations above the last ones"));
+    return true;
   }
 
   void save() {
     wait_for_save();
     auto values = options_.values;
     values["samples"] = cat(position_);
+    values["losses"] = guard_.text();
     save_state(*pipeline_, *optimizer_, done_, std::move(values), *saver_);
     if (callbacks_.on_save && world_.rank() == 0) callbacks_.on_save(done_, saver_->held_up());
   }
 
-  // Whether the last one is there. A checkpoint that failed does not end the run: the next may be.
-  bool wait_for_save() {
-    failure_ = saver_->wait();
-    if (failure_ && callbacks_.on_save_failed && world_.rank() == 0)
-      callbacks_.on_save_failed(*failure_);
-    return !failure_;
+  // Why the last one is not there. That does not end the run: the next may be.
+  std::optional<std::string> wait_for_save() {
+    const auto failure = saver_->wait();
+    if (failure && callbacks_.on_save_failed && world_.rank() == 0)
+      callbacks_.on_save_failed(*failure);
+    return failure;
   }
 
   const models::Model& model_;
   const data::Dataset& dataset_;
+  const data::Dataset* const validation_;  // may be null
   const TrainerOptions& options_;
   const Trainer::Callbacks& callbacks_;
   const comm::Communicator world_;
@@ -159,9 +224,8 @@ class Run {
   const std::unique_ptr<Pipeline> pipeline_;
   const std::unique_ptr<parallel::Optimizer> optimizer_;
   const parallel::TensorAxis axis_;
-  const int64_t micro_batch_;
+  SpikeGuard guard_;
   std::unique_ptr<checkpoint::Saver> saver_;
-  std::optional<std::string> failure_;
   int64_t done_ = 0;      // steps
   int64_t position_ = 0;  // samples
 };
@@ -170,21 +234,27 @@ class Run {
 
 Trainer::Trainer(models::Model model, std::shared_ptr<data::Dataset> dataset,
                  TrainerOptions options)
-    : model_(std::move(model)), dataset_(std::move(dataset)), options_([&] {
-        if (options.plan.ties.empty()) options.plan.ties = model_.ties;
-        return std::move(options);
-      }()) {
-  const int64_t pass = int64_t(options_.plan.dp) * options_.plan.micro_batches;
-  if (options_.steps < 1 || options_.batch < 1 || options_.batch % pass != 0)
+    : model_(std::move(model)), dataset_(std::move(dataset)), options_(std::move(options)) {
+  if (options_.plan.ties.empty()) options_.plan.ties = model_.ties;
+  const int64_t passes = int64_t(options_.plan.dp) * options_.plan.micro_batches;
+  if (options_.steps < 1 || options_.batch < 1 || options_.batch % passes != 0)
     fail(Kind::Config,
          "a run wants 1 step or more, and a batch that dp x micro_batches = ", options_.plan.dp,
          " x ", options_.plan.micro_batches, " divides; got ", options_.steps, " steps of ",
          options_.batch);
   options_.lr.check();
+  if (options_.eval_every <= 0) return;
+  const int64_t size = dataset_->size(), kept = int64_t(double(size) * options_.val_fraction);
+  if (kept < options_.batch || kept >= size)
+    fail(Kind::Config, "to evaluate, data.val_fraction x samples = ", options_.val_fraction, " x ",
+         size, " = ", kept, " must be a batch, ", options_.batch,
+         ", at least, and leave some to train on");
+  validation_ = data::part_of(dataset_, size - kept, size);
+  dataset_ = data::part_of(dataset_, 0, size - kept);
 }
 
 int Trainer::fit(const comm::Communicator& world) {
-  return Run(model_, *dataset_, options_, callbacks, world).go();
+  return Run(model_, *dataset_, validation_.get(), options_, callbacks, world).go();
 }
 
 }  // namespace yoke::train

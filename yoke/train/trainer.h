@@ -49,7 +49,16 @@ struct TrainerOptions {
   bool resume = false;                             // from the newest, if there is one
   std::map<std::string, std::string> values = {};  // saved as well, such as the config
   Duration timeout = std::chrono::seconds(300);    // of a save
-  const comm::StopSignal* stop = nullptr;          // save and leave at the next step
+  // A gradient that is not finite updates nothing. Stop: it is an error. Skip: the next batch
+  // comes. Rollback: to the newest checkpoint, and on with the next batch. Likewise after a loss
+  // that is more than `spike` standard deviations above the last ones, which otherwise is told
+  // alone.
+  enum class OnNan { Stop, Skip, Rollback } on_nan = OnNan::Stop;
+  double spike = 0;  // 0: never
+  // Evaluates this many steps apart on the last part of the samples; 0: never.
+  int64_t eval_every = 0;
+  double val_fraction = 0;
+  const comm::StopSignal* stop = nullptr;  // save and leave at the next step
 };
 
 struct Step {
@@ -72,6 +81,8 @@ class Trainer {
     // failed.
     std::function<void(int64_t step, Duration held_up)> on_save = nullptr;
     std::function<void(const std::string& why)> on_save_failed = nullptr;
+    std::function<void(const std::string& what)> on_trouble = nullptr;  // what on_nan was about
+    std::function<void(int64_t step, double loss)> on_eval = nullptr;
   };
   Callbacks callbacks = {};
 
@@ -81,8 +92,8 @@ class Trainer {
 
  private:
   const models::Model model_;
-  const std::shared_ptr<data::Dataset> dataset_;
-  const TrainerOptions options_;
+  std::shared_ptr<data::Dataset> dataset_, validation_;
+  TrainerOptions options_;
 };
 
 }  // namespace yoke::train

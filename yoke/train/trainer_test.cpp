@@ -13,6 +13,7 @@
 #include "yoke/comm/run_ranks.h"
 #include "yoke/models/gpt.h"
 #include "yoke/models/mlp.h"
+#include "yoke/train/spike_guard.h"
 
 namespace yoke::train {
 namespace {
@@ -172,6 +173,90 @@ TEST_F(Training, LearnsAndSaysWhatItDoes) {
   EXPECT_GT(steps[0].grad_norm, 0);
   EXPECT_EQ(saved, (std::vector<int64_t>{10, 20, 30, 40}));
   EXPECT_EQ(checkpoint::list(folder_).size(), 2u);
+}
+
+// Numbers that are not, in the samples of one step.
+struct Poisoned : data::Dataset {
+  int64_t size() const override { return whole->size(); }
+  data::Batch batch(const std::vector<int64_t>& samples) const override {
+    auto result = whole->batch(samples);
+    for (size_t i = 0; i < samples.size(); ++i)
+      if (samples[i] >= 5 * 8 && samples[i] < 6 * 8) result.target[int64_t(i)].fill_(NAN);
+    return result;
+  }
+  std::shared_ptr<data::Dataset> whole = data::synthetic_vectors(8, 1);
+};
+
+TEST_F(Training, DoesAsToldWithNumbersThatAreNot) {
+  using OnNan = TrainerOptions::OnNan;
+  auto run = [&](OnNan on_nan, std::vector<std::string>& trouble) {
+    std::vector<int64_t> steps;
+    std::filesystem::remove_all(folder_);
+    Trainer trainer(models::make_mlp({.layers = 2, .dim = 8}), std::make_shared<Poisoned>(),
+                    {.plan = plan::parse_plan("dp=2"),
+                     .steps = 8,
+                     .batch = 8,
+                     .shuffle = false,
+                     .checkpoints = folder_,
+                     .save_every = 2,
+                     .on_nan = on_nan});
+    trainer.callbacks.on_step = [&](const Step& step) { steps.push_back(step.step); };
+    trainer.callbacks.on_trouble = [&](const std::string& what) { trouble.push_back(what); };
+    on_ranks(2, trainer);
+    return steps;
+  };
+  std::vector<std::string> none, skipped, back;
+  try {
+    run(OnNan::Stop, none);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("the gradient norm of step 6 is"), std::string::npos)
+        << error.what();
+  }
+  EXPECT_EQ(run(OnNan::Skip, skipped), (std::vector<int64_t>{1, 2, 3, 4, 5, 6, 7, 8}));
+  ASSERT_EQ(skipped.size(), 1u);
+  EXPECT_TRUE(skipped[0].starts_with("step 6: the loss is ")) << skipped[0];
+  EXPECT_EQ(run(OnNan::Rollback, back), (std::vector<int64_t>{1, 2, 3, 4, 5, 6, 5, 6, 7, 8}));
+  ASSERT_EQ(back.size(), 2u);
+  EXPECT_EQ(back[1], "back to step 4, with the samples after these");
+}
+
+TEST(SpikeGuard, KnowsASpikeFromNoiseAndGoesOnWhereItWas) {
+  SpikeGuard guard(6), other(6), never(0);
+  for (int i = 0; i < 100; ++i) {
+    const double loss = 3 - 0.01 * i + 0.05 * std::sin(double(i * i));
+    EXPECT_EQ(guard.see(loss), 0) << i;
+    never.see(loss);
+  }
+  other.restore(guard.text());
+  EXPECT_GT(guard.see(4), 6);
+  EXPECT_GT(guard.see(4), 6);  // one spike does not make the next one usual
+  EXPECT_EQ(guard.see(2), 0);
+  EXPECT_EQ(never.see(400), 0);
+  EXPECT_GT(other.see(4), 6);
+  EXPECT_EQ(other.see(2), 0);
+  EXPECT_EQ(other.text(), guard.text());
+}
+
+TEST_F(Training, EvaluatesOnWhatItDoesNotTrainOn) {
+  std::map<std::string, std::vector<double>> losses;
+  for (const std::string text : {"", "dp=2 zero=3", "pp=2 micro=2"}) {
+    Trainer trainer(small_gpt(), data::part_of(data::synthetic_words(24, 8, 3), 0, 400),
+                    {.plan = plan::parse_plan(text),
+                     .steps = 30,
+                     .batch = 8,
+                     .lr = {.lr = 0.02, .steps = 30},
+                     .eval_every = 10,
+                     .val_fraction = 0.1});
+    trainer.callbacks.on_eval = [&](int64_t, double loss) { losses[text].push_back(loss); };
+    on_ranks(trainer.options().plan.num_ranks(), trainer);
+    ASSERT_EQ(losses[text].size(), 3u);
+    EXPECT_LT(losses[text][2], losses[text][0]);
+    for (size_t i = 0; i < 3; ++i) EXPECT_NEAR(losses[text][i], losses[""][i], 1e-9);
+  }
+  EXPECT_THROW(Trainer(small_gpt(), data::part_of(data::synthetic_words(24, 8, 3), 0, 40),
+                       {.eval_every = 1, .val_fraction = 0.1}),
+               Error);
 }
 
 TEST_F(Training, RefusesABatchThatDoesNotDivide) {

@@ -86,6 +86,17 @@ ensure_torch() { # [INDEX]
   printf '%s\n' "$torch" >"$choice"
 }
 
+# The programs of others that read our files, for the tests: a Python of their own. Without them those tests are less.
+ensure_readers() {
+  local python=.deps/readers/bin/python
+  ! "$python" -c 'import ml_dtypes, safetensors, tensorboard' 2>/dev/null || return 0
+  say "installing safetensors and tensorboard by pip into .deps/readers, for the tests (150 MB)"
+  if ! { python3 -m venv .deps/readers && "$python" -m pip install --disable-pip-version-check --quiet numpy ml_dtypes safetensors \
+    tensorboard setuptools >.deps/readers.log 2>&1; }; then
+    say "pip could not install them (the whole story is in .deps/readers.log); the tests go on without them"
+  fi
+}
+
 ensure_all() { # [INDEX]
   local packages
   mapfile -t packages < <(sed 's/ *#.*//; /^$/d' tools/packages.txt)

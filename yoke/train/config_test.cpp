@@ -67,7 +67,7 @@ Config random_config(uint64_t number) {
   arch = draw.word("gpt mlp"), layers = draw.whole(1), heads = draw.whole(1);
   dim = heads * draw.whole(1), vocab = draw.whole(256), seq = draw.whole(1), ffn = draw.whole(0);
   auto& [kind, path, shuffle, val_fraction] = data;
-  kind = draw.word("text synthetic"), path = "x" + draw.text(), shuffle = draw.flag();
+  kind = draw.word("text synthetic"), path = cat("x", draw.text()), shuffle = draw.flag();
   val_fraction = double(draw.bits() >> 11) * 0x1p-53;
   auto& [steps, batch, micro_batch, lr, lr_schedule, warmup, weight_decay, clip, optimizer, seed,
          precision, on_nan, spike, eval_every, log_every] = train;

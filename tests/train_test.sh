@@ -16,10 +16,10 @@ export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_
 export OMP_NUM_THREADS=1
 
 section "what a user reads"
-expect 0 '^dim = 64 ' "$yoke" train examples/train/data.toml --dry-run --devices cpu:4
+expect 0 '^dim = 64 ' "$yoke" train examples/train/data.toml --dry-run --devices cpu:4 run.dir="$runs"
 expect 0 '^plan: pp 1 x dp 4 x tp 1, ZeRO 0; a step has 16 samples: 4 x 1 passes of 4$' \
-  "$yoke" train examples/train/data.toml --dry-run --devices cpu:4
-[[ ! -e runs ]] || fail "--dry-run has made a folder"
+  "$yoke" train examples/train/data.toml --dry-run --devices cpu:4 run.dir="$runs"
+[[ ! -e $runs ]] || fail "--dry-run has made a folder"
 expect 0 '^  stage 1  \[ 4:cpu 5:cpu \] \[ 6:cpu 7:cpu \]' "$yoke" train examples/train/mix.toml --dry-run --devices cpu:8
 expect 0 '^train.lr  *= 0.001 ' "$yoke" train --keys
 expect 2 'train.stepps.*train.steps' "$yoke" train examples/train/data.toml train.stepps=3

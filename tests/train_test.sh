@@ -93,6 +93,12 @@ else
   echo "not here: the Python packages safetensors and tensorboard"
 fi
 
+section "a timeline"
+expect 0 '^step 6/6 ' "$yoke" train examples/train/pipeline.toml run.dir="$runs" run.name=traced train.steps=6 run.trace_steps=4,5 --devices cpu:2
+expect 0 '^1 .* ms .* % ' "$yoke" trace "$runs/traced"
+expect 0 '"rank":0,.*"bubble":0\.' "$yoke" trace "$runs/traced" --json
+expect 2 'run.trace_steps=5,8' "$yoke" trace "$runs/data"
+
 section "signals"
 long=(examples/train/data.toml data.kind=synthetic model.layers=2 model.dim=32 train.steps=100000 train.log_every=1 run.dir="$runs" --devices cpu:2)
 for signal in TERM:143 INT:130 USR1:85; do

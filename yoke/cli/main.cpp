@@ -19,6 +19,7 @@
 #include "yoke/cli/environment.h"
 #include "yoke/cli/flight_watch.h"
 #include "yoke/cli/schedule.h"
+#include "yoke/cli/trace.h"
 #include "yoke/cli/train.h"
 #include "yoke/comm/run_processes.h"
 
@@ -60,6 +61,7 @@ int main(int argc, char** argv) {
   app.footer("Every verb has its own --help.");
   yoke::cli::add_train(app);
   yoke::cli::add_checkpoint(app);
+  yoke::cli::add_trace(app);
   yoke::cli::add_demo(app);
   yoke::cli::add_bench(app);
   yoke::cli::add_schedule(app);

@@ -14,6 +14,7 @@
 #include "yoke/cli/flight_watch.h"
 #include "yoke/cli/run_folder.h"
 #include "yoke/cli/supervise.h"
+#include "yoke/cli/trace.h"
 #include "yoke/comm/run_world.h"
 #include "yoke/comm/stop_signal.h"
 #include "yoke/observe/json_lines.h"
@@ -220,6 +221,13 @@ int train(const Options& options) {
   const comm::StopSignal stop;
   auto trainer_settings = trainer_options(config, plan, sizes, options.resume);
   trainer_settings.stop = &stop;
+  const SteadyClock clock;
+  observe::Tracer tracer(clock);
+  if (!config.run.trace_steps.empty()) {
+    trainer_settings.tracer = &tracer;
+    trainer_settings.trace_first = config.run.trace_steps[0];
+    trainer_settings.trace_last = config.run.trace_steps[1];
+  }
   train::Trainer trainer(model, dataset, trainer_settings);
   Screen screen(config, options.json);
   std::optional<RunFolder> folder;
@@ -240,6 +248,11 @@ int train(const Options& options) {
     folder->write_eval(step, loss);
     screen.say(options.json ? observe::JsonObject({{"step", step}, {"val_loss", loss}}).text()
                             : cat("step ", step, "   validation loss ", loss));
+  };
+  trainer.callbacks.on_traced = [&](Time since) {
+    std::ostringstream text;
+    tracer.write_chrome_trace(text, since);
+    checkpoint::write_durably(RunFolder::path_of(config) / trace_name(launch.rank), text.str());
   };
   trainer.callbacks.on_save_failed = [&](const std::string& why) {
     std::cerr << "yoke: " << why << "; training goes on\n";

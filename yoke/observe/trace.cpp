@@ -160,7 +160,7 @@ uint64_t Tracer::num_overwritten() const {
   return sum;
 }
 
-void Tracer::write_chrome_trace(std::ostream& out) const {
+void Tracer::write_chrome_trace(std::ostream& out, Time since) const {
   struct Source {
     int pid, tid;
     std::string process, name;
@@ -193,6 +193,7 @@ void Tracer::write_chrome_trace(std::ostream& out) const {
     name_it("process_name", source, source.process);
     name_it("thread_name", source, source.name);
     auto events = source.ring->read();
+    std::erase_if(events, [&](const Event& event) { return event.begin < since; });
     // An outer span before the inner ones that begin with it.
     std::ranges::sort(events, [](const Event& a, const Event& b) {
       return a.begin != b.begin ? a.begin < b.begin : a.end > b.end;

@@ -40,8 +40,8 @@ class Tracer {
 
   // The spans that have ended, as JSON that Perfetto and chrome://tracing open: one process for
   // each rank, one track for each thread. Times are the clock's own, in microseconds. May be
-  // called while others record.
-  void write_chrome_trace(std::ostream& out) const;
+  // called while others record. Those that began before `since` are left out.
+  void write_chrome_trace(std::ostream& out, Time since = Time::min()) const;
   uint64_t num_overwritten() const;
 
  private:

@@ -10,6 +10,7 @@
 #include "yoke/base/error.h"
 #include "yoke/base/text.h"
 #include "yoke/comm/stop_signal.h"
+#include "yoke/comm/traced.h"
 #include "yoke/data/sampler.h"
 #include "yoke/parallel/optimizer.h"
 #include "yoke/parallel/parallelize.h"
@@ -57,31 +58,36 @@ class Run {
  public:
   Run(const models::Model& model, const data::Dataset& dataset, const data::Dataset* validation,
       const TrainerOptions& options, const Trainer::Callbacks& callbacks,
-      const comm::Communicator& world)
+      const comm::Communicator& given, std::atomic<Time>& trace_since, std::atomic<bool>& traced)
       : model_(model),
         dataset_(dataset),
         validation_(validation),
         options_(options),
         callbacks_(callbacks),
-        world_(world),
+        world_(options.tracer ? comm::traced(given, *options.tracer) : given),
+        trace_since_(trace_since),
+        traced_(traced),
         sampler_(dataset.size(), options.shuffle, options.seed),
-        pipeline_(parallel::parallelize(model.layers, options.plan, world,
+        pipeline_(parallel::parallelize(model.layers, options.plan, world_,
                                         {.precision = options.precision})),
         optimizer_(make_optimizer(options, pipeline_->data())),
         axis_{pipeline_->mesh().tp, options.plan.sequence},
         guard_(options.spike) {
     if (!options.checkpoints.empty())
       saver_ = std::make_unique<checkpoint::Saver>(
-          options.checkpoints, world,
+          options.checkpoints, given,
           checkpoint::SaverOptions{options.keep, options.async, options.timeout});
     if (options.resume) load_newest();
+    if (options.tracer) options.tracer->name_thread(world_.rank(), "train");
   }
 
   int go() {
     if (callbacks_.on_begin && world_.rank() == 0) callbacks_.on_begin(done_);
     int signal = 0;
     while (done_ < options_.steps && signal == 0) {
+      if (options_.tracer && done_ + 1 == options_.trace_first) begin_trace();
       train_step();
+      if (options_.tracer && done_ == options_.trace_last) end_trace();
       if (validation_ != nullptr && done_ % options_.eval_every == 0) evaluate();
       if (options_.stop != nullptr) signal = options_.stop->agreed(world_);
       const bool regular = options_.save_every > 0 && done_ % options_.save_every == 0;
@@ -128,6 +134,7 @@ class Run {
     std::vector<int64_t> samples;
     for (int64_t i = source.position + place * each; int64_t(samples.size()) < each; ++i)
       samples.push_back(source.sampler ? source.sampler->at(i) : i);
+    const observe::Span span(options_.tracer, "data", observe::Category::Data);
     auto batch = source.dataset->batch(samples);
     batch.input = batch.input.to(pipeline_->device());
     batch.target = batch.target.to(pipeline_->device());
@@ -163,13 +170,42 @@ class Run {
     if (callbacks_.on_eval && world_.rank() == 0) callbacks_.on_eval(done_, sum / double(batches));
   }
 
+  void begin_trace() {
+    const Time now = options_.tracer->now();
+    for (Time first = trace_since_;
+         now < first && !trace_since_.compare_exchange_weak(first, now);) {
+    }
+  }
+
+  void end_trace() {
+    world_.barrier();
+    if (callbacks_.on_traced && !traced_.exchange(true)) callbacks_.on_traced(trace_since_);
+  }
+
+  // What the pipeline has done, as spans.
+  void trace_actions(Time start) const {
+    for (const auto& [action, begin, end] : pipeline_->times()) {
+      const bool computes = action.act == plan::Act::F || action.act == plan::Act::B ||
+                            action.act == plan::Act::I || action.act == plan::Act::W ||
+                            action.act == plan::Act::Recompute;
+      const auto at = [&](double seconds) { return start + Duration(int64_t(seconds * 1e9)); };
+      if (computes)
+        options_.tracer->record(options_.tracer->intern(plan::to_text(action)),
+                                observe::Category::Compute, at(begin), at(end));
+    }
+  }
+
   void train_step() {
     const SteadyClock clock;
     const Time start = clock.now();
     Step step{.lr = options_.lr.at(done_)};
     optimizer_->set_lr(step.lr);
     const auto loss = pipeline_->run(batch_of({&dataset_, &sampler_, position_}));
-    const auto info = optimizer_->step();
+    if (options_.tracer) trace_actions(start);
+    const auto info = [&] {
+      const observe::Span span(options_.tracer, "optimizer");
+      return optimizer_->step();
+    }();
     step.step = ++done_;
     position_ += options_.batch;
     step.loss = mean_of(loss);
@@ -220,6 +256,8 @@ class Run {
   const TrainerOptions& options_;
   const Trainer::Callbacks& callbacks_;
   const comm::Communicator world_;
+  std::atomic<Time>& trace_since_;
+  std::atomic<bool>& traced_;
   const data::Sampler sampler_;
   const std::unique_ptr<Pipeline> pipeline_;
   const std::unique_ptr<parallel::Optimizer> optimizer_;
@@ -254,7 +292,9 @@ Trainer::Trainer(models::Model model, std::shared_ptr<data::Dataset> dataset,
 }
 
 int Trainer::fit(const comm::Communicator& world) {
-  return Run(model_, *dataset_, validation_.get(), options_, callbacks, world).go();
+  return Run(model_, *dataset_, validation_.get(), options_, callbacks, world, trace_since_,
+             traced_)
+      .go();
 }
 
 }  // namespace yoke::train

@@ -9,6 +9,7 @@
 // Collective: fit(), by every rank of the world, each on its own thread. Callbacks are rank 0's.
 #pragma once
 
+#include <atomic>
 #include <filesystem>
 #include <functional>
 #include <limits>
@@ -20,6 +21,7 @@
 #include "yoke/comm/communicator.h"
 #include "yoke/data/dataset.h"
 #include "yoke/models/model.h"
+#include "yoke/observe/trace.h"
 #include "yoke/parallel/data_parallel.h"
 #include "yoke/parallel/lr_schedule.h"
 #include "yoke/plan/plan.h"
@@ -58,6 +60,9 @@ struct TrainerOptions {
   // Evaluates this many steps apart on the last part of the samples; 0: never.
   int64_t eval_every = 0;
   double val_fraction = 0;
+  // A timeline of steps trace_first to trace_last: what the ranks compute, wait for and read.
+  observe::Tracer* tracer = nullptr;
+  int64_t trace_first = 0, trace_last = 0;
   const comm::StopSignal* stop = nullptr;  // save and leave at the next step
 };
 
@@ -83,6 +88,8 @@ class Trainer {
     std::function<void(const std::string& why)> on_save_failed = nullptr;
     std::function<void(const std::string& what)> on_trouble = nullptr;  // what on_nan was about
     std::function<void(int64_t step, double loss)> on_eval = nullptr;
+    // The last of the traced steps is done, and where the first began. Once in every process.
+    std::function<void(Time since)> on_traced = nullptr;
   };
   Callbacks callbacks = {};
 
@@ -94,6 +101,8 @@ class Trainer {
   const models::Model model_;
   std::shared_ptr<data::Dataset> dataset_, validation_;
   TrainerOptions options_;
+  std::atomic<Time> trace_since_{Time::max()};
+  std::atomic<bool> traced_{false};
 };
 
 }  // namespace yoke::train

@@ -33,6 +33,8 @@ def parse_arguments():
     parser.add_argument("--device", default="cpu", help="cpu, or a GPU such as cuda:0 for alone and compile")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--threads", type=int, default=1, help="of each rank")
+    parser.add_argument("--loop", action="store_true",
+                        help="what a training loop does besides: a new batch, the norm clipped to 1, the loss looked at")
     parser.add_argument("--reshard", choices=("yes", "no"), default="yes", help="fsdp2: free weights after forward")
     for name in ("--rank", "--port", "--parent"):
         parser.add_argument(name, type=int, help=argparse.SUPPRESS)
@@ -63,13 +65,24 @@ def make_step(torch, models, arguments):
     if arguments.peer == "compile":
         model = torch.compile(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    if arguments.loop:
+        for block in model.modules():
+            if isinstance(block, models.Block):
+                block.gelu = "tanh"  # as GPT-2
 
     def step():
+        nonlocal inputs, targets
+        if arguments.loop:
+            inputs, targets = (x.to(arguments.device) for x in models.make_data(name, sizes, 4))
         with torch.autocast(arguments.device.split(":")[0], torch.bfloat16, enabled=name == "gpt2"):
             loss = models.loss_of(name, model(inputs), targets)
         loss.backward()
+        if arguments.loop:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+        if arguments.loop:
+            loss.item()
         return loss
 
     return step

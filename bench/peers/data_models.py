@@ -41,6 +41,7 @@ class Block(nn.Module):
     def __init__(self, dim: int, heads: int, ffn: int):
         super().__init__()
         self.heads = heads
+        self.gelu = "none"
         self.norm1 = nn.LayerNorm(dim)
         self.qkv = nn.Linear(dim, 3 * dim)
         self.out = nn.Linear(dim, dim)
@@ -53,7 +54,7 @@ class Block(nn.Module):
         q, k, v = self.qkv(self.norm1(x)).view(batch, length, 3, self.heads, dim // self.heads).unbind(2)
         y = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True)
         x = x + self.out(y.transpose(1, 2).reshape(batch, length, dim))
-        return x + self.down(F.gelu(self.up(self.norm2(x))))
+        return x + self.down(F.gelu(self.up(self.norm2(x)), approximate=self.gelu))
 
 
 class Gpt(nn.Module):

@@ -13,6 +13,7 @@
 #include "yoke/cli/bench_comm.h"
 #include "yoke/cli/bench_data.h"
 #include "yoke/cli/bench_mesh.h"
+#include "yoke/cli/bench_train.h"
 #include "yoke/cli/bench_turns.h"
 #include "yoke/observe/json_lines.h"
 #include "yoke/observe/progress.h"
@@ -256,6 +257,7 @@ void add_bench(CLI::App& app) {
   data->add_flag("--json", chosen->json, "One JSON object per line");
   data->callback([chosen] { bench_data(*chosen); });
   add_bench_mesh(*verb);
+  add_bench_train(*verb);
 }
 
 }  // namespace yoke::cli

@@ -142,10 +142,18 @@ class Run {
   }
 
   Pipeline::Batch batch_of(const Source& source) const {
-    return {.input = [=, this](int micro) { return read(source, micro).input; },
+    // A rank with the first and the last stage reads once.
+    const auto targets = std::make_shared<std::map<int, at::Tensor>>();
+    return {.input =
+                [=, this](int micro) {
+                  const auto batch = read(source, micro);
+                  (*targets)[micro] = batch.target;
+                  return batch.input;
+                },
             .loss =
                 [=, this](const at::Tensor& output, int micro) {
-                  const at::Tensor target = read(source, micro).target;
+                  at::Tensor& target = (*targets)[micro];
+                  if (!target.defined()) target = read(source, micro).target;
                   return Pipeline::Loss{model_.loss_sum(output, target, axis_),
                                         double(target.size(0) * model_.tokens)};
                 }};

@@ -111,6 +111,16 @@ for signal in TERM:143 INT:130 USR1:85; do
   expect 0 ': good$' "$yoke" checkpoint verify "$runs/stop-$signal"
 done
 
+# A second one does not wait for the end of a step.
+background twice "$yoke" train examples/train/data.toml data.kind=synthetic model.dim=256 model.seq=256 train.batch=80 \
+  train.steps=100 run.dir="$runs" run.name=twice --devices cpu:1
+await twice '^step +1/' 100
+kill -TERM "${pids[twice]}"
+sleep 1.2
+kill -TERM "${pids[twice]}"
+finish twice 143 3
+! grep -q '^stopped' "$scratch/twice" || fail "it has saved"
+
 section "started again by a parent"
 background again "$yoke" train examples/train/data.toml data.kind=synthetic run.dir="$runs" run.name=again train.steps=300 \
   checkpoint.every=20 run.max_restarts=3 --devices cpu:2

@@ -4,6 +4,7 @@
 #include <ATen/ops/full.h>
 
 #include <atomic>
+#include <ctime>
 
 namespace yoke::comm {
 namespace {
@@ -11,9 +12,17 @@ namespace {
 std::atomic<int> pending_signal{0};  // a handler has nothing else to write to
 static_assert(std::atomic<int>::is_always_lock_free);
 
+std::atomic<int64_t> first_ms{0};  // when it came
+constexpr int64_t kSameMs = 1000;  // launchers send a signal twice: to the group and to each
+
 void note_signal(int signal) {
-  pending_signal.store(signal);
-  if (signal == SIGINT) std::signal(SIGINT, SIG_DFL);
+  timespec now{};
+  ::clock_gettime(CLOCK_MONOTONIC, &now);
+  const int64_t ms = now.tv_sec * 1000 + now.tv_nsec / 1'000'000;
+  if (pending_signal.exchange(signal) == 0) first_ms.store(ms);
+  const bool again = signal == SIGTERM && ms - first_ms.load() > kSameMs;
+  if (signal == SIGINT || again) std::signal(signal, SIG_DFL);
+  if (again) ::raise(signal);
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #include "yoke/checkpoint/files.h"
 
 #include <fcntl.h>
+#include <stdio.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -74,6 +75,13 @@ void sync_folder(const Path& folder) {
 
 void rename_durably(const Path& from, const Path& to) {
   if (::rename(from.c_str(), to.c_str()) != 0) refuse("rename to", to, errno);
+  sync_folder(to.parent_path());
+}
+
+void replace_durably(const Path& from, const Path& to) {
+  if (!std::filesystem::exists(to)) return rename_durably(from, to);
+  if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_EXCHANGE) != 0)
+    refuse("replace", to, errno);
   sync_folder(to.parent_path());
 }
 

@@ -33,6 +33,8 @@ std::string read_text(const Path& path);
 // New names in the folder are on the disk.
 void sync_folder(const Path& folder);
 void rename_durably(const Path& from, const Path& to);
+// For folders: what `to` was, if it was there, is `from` now. There is always one at `to`.
+void replace_durably(const Path& from, const Path& to);
 void make_folder(const Path& folder);
 // Nobody sees half of it: it is renamed first.
 void remove_folder(const Path& folder);

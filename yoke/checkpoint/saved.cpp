@@ -130,6 +130,10 @@ void Saved::read(const std::vector<Piece>& wanted) const {
       if (from.sizes() != at::IntArrayRef(stored.box.shape) || from.scalar_type() != tensor.dtype)
         fail(Kind::Io, "'", stored.key, "' in '", (folder_ / stored.file).string(),
              "' is not what the index says");
+      if (*both == stored.box && crc32c(from.const_data_ptr(), from.nbytes()) != stored.crc32c)
+        fail(Kind::Io, "'", stored.key, "' in '", (folder_ / stored.file).string(),
+             "' has other bytes than were saved; yoke checkpoint verify tells what else has, and "
+             "without this folder the one before is the newest");
       part_of(piece.value, piece.box, *both).copy_(part_of(from, stored.box, *both));
       left -= both->count();
     }

@@ -6,6 +6,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
+#include <exception>
 #include <future>
 #include <nlohmann/json.hpp>
 #include <thread>
@@ -20,6 +22,8 @@ namespace yoke::checkpoint {
 namespace {
 
 using nlohmann::ordered_json;
+
+constexpr auto kRound = std::chrono::milliseconds(100);
 
 std::string numbered(const char* what, int rank, const char* end) {
   std::string digits = std::to_string(rank);
@@ -64,7 +68,7 @@ void write_part(const Path& folder, int rank, const std::vector<Piece>& pieces) 
 
 // By rank 0: waits for everybody's part, and gives the index.
 std::string collect(const Path& folder, int ranks, int64_t step, const Strings& values,
-                    Duration timeout) {
+                    Duration timeout, const std::atomic<bool>& abandoned) {
   const SteadyClock clock;
   const Time until = clock.now() + timeout;
   ordered_json tensors;
@@ -74,6 +78,7 @@ std::string collect(const Path& folder, int ranks, int64_t step, const Strings& 
       for (int other = 0; other < ranks; ++other)
         if (std::filesystem::exists(folder / failure_name(other)))
           fail(Kind::Io, "rank ", other, ": ", read_text(folder / failure_name(other)));
+      if (abandoned) fail(Kind::Cancelled, "the run has ended before rank ", rank, " was done");
       if (clock.now() >= until)
         fail(Kind::Timeout, "waited ", duration_text(timeout), " for rank ", rank,
              " to write its part; do all ranks see '", folder.parent_path().string(), "'?");
@@ -125,6 +130,7 @@ class Saver::Impl {
     }
   }
   ~Impl() {
+    if (std::uncaught_exceptions() > 0) abandoned_ = true;  // the others may never be done
     if (writing_.valid()) writing_.wait();
   }
 
@@ -132,17 +138,28 @@ class Saver::Impl {
     const SteadyClock clock;
     const Time start = clock.now();
     settle();
-    if (comm_.rank() == 0) outcome_.reset();
-    // Nobody writes into a folder that another run may still have.
-    const int64_t mark =
-        agree(int64_t(start.time_since_epoch().count()) ^ (int64_t(::getpid()) << 40));
-    const Path folder = folder_ / cat(".", step_name(step), ".", uint64_t(mark));
+    outcome_.reset();
     const int rank = comm_.rank(), ranks = comm_.size();
+    const auto folder_of = [&](int64_t mark) {
+      return folder_ / cat(".", step_name(step), ".", mark);
+    };
+    // Nobody writes into a folder that another run may still have.
+    const int64_t now = int64_t(start.time_since_epoch().count()) & INT64_MAX;
+    int64_t mark = now ^ (int64_t(::getpid()) << 40 & INT64_MAX);
+    if (rank == 0) try {
+        make_folder(folder_of(mark));
+      } catch (const Error& error) {
+        outcome_ = cat("the checkpoint of step ", step, " was not saved: ", error.what());
+        mark = -1;
+      }
+    mark = agree(mark);
+    held_up_ = clock.now() - start;
+    if (mark < 0) return;
+    const Path folder = folder_of(mark);
     auto write = [=, this, pieces = staged(contents.pieces), values = contents.values]() {
       const Time begin = SteadyClock().now();
       std::optional<std::string> failure;
       try {
-        make_folder(folder);
         write_part(folder, rank, pieces);
         if (rank == 0) commit(folder, step, ranks, values);
       } catch (const std::exception& error) {
@@ -152,8 +169,7 @@ class Saver::Impl {
       written_ = SteadyClock().now() - begin;
       return failure;
     };
-    writing_ =
-        std::async(options_.async ? std::launch::async : std::launch::deferred, std::move(write));
+    writing_ = std::async(std::launch::async, std::move(write));
     if (!options_.async) settle();
     held_up_ = clock.now() - start;
   }
@@ -169,28 +185,42 @@ class Saver::Impl {
   Duration writing() const { return written_; }
 
  private:
-  // The last save of this rank is over.
+  // The last save is over, on all ranks. In short rounds: a disk may take longer than a rank waits
+  // for another.
   void settle() {
+    bool all_done = false;
+    while (!all_done) {
+      const bool done = !writing_.valid() || writing_.wait_for(kRound) == std::future_status::ready;
+      const at::Tensor least = number(done ? 1 : 0);
+      comm_.all_reduce(least, comm::ReduceOp::Min).wait();
+      all_done = least.item<int64_t>() == 1;
+    }
     if (!writing_.valid()) return;
     auto failure = writing_.get();
     if (failure) outcome_ = std::move(failure);
   }
 
-  int64_t agree(int64_t mine) const {
+  at::Tensor number(int64_t value) const {
     const bool on_cpu = comm_.capabilities().cpu;
-    const at::Tensor value =
-        at::full({1}, mine, at::device(on_cpu ? at::kCPU : at::kCUDA).dtype(at::kLong));
+    return at::full({1}, value, at::device(on_cpu ? at::kCPU : at::kCUDA).dtype(at::kLong));
+  }
+  int64_t agree(int64_t mine) const {
+    const at::Tensor value = number(mine);
     comm_.broadcast(value, 0).wait();
     return value.item<int64_t>();
   }
 
   void commit(const Path& folder, int64_t step, int ranks, const Strings& values) const {
     const Path target = folder_ / step_name(step);
-    write_durably(folder / kIndexName, collect(folder, ranks, step, values, options_.timeout));
-    if (std::filesystem::exists(target)) remove_folder(target);  // the same step once more
-    rename_durably(folder, target);
-    auto all = list(folder_);
-    for (size_t i = 0; i + size_t(options_.keep) < all.size(); ++i) remove_folder(all[i]);
+    write_durably(folder / kIndexName,
+                  collect(folder, ranks, step, values, options_.timeout, abandoned_));
+    replace_durably(folder, target);
+    try {
+      if (std::filesystem::exists(folder)) remove_folder(folder);  // what was saved of it before
+      auto all = list(folder_);
+      for (size_t i = 0; i + size_t(options_.keep) < all.size(); ++i) remove_folder(all[i]);
+    } catch (const Error&) {  // the new one is there; what cannot be removed now may be later
+    }
   }
 
   // Makes room first: the disk may be full.
@@ -211,6 +241,7 @@ class Saver::Impl {
   std::future<std::optional<std::string>> writing_;
   std::optional<std::string> outcome_;  // why the last save has failed
   Duration held_up_{}, written_{};
+  std::atomic<bool> abandoned_{false};
 };
 
 Saver::Saver(Path folder, const comm::Communicator& comm, SaverOptions options)

@@ -91,6 +91,9 @@ void verify(const Options& options) {
 
 // The model alone, as one file.
 void export_model(const Options& options) {
+  if (const std::vector<std::string> known{"", "F64", "F32", "F16", "BF16"};
+      std::ranges::find(known, options.dtype) == known.end())
+    fail(Kind::Usage, "--dtype is F64, F32, F16 or BF16, got '", options.dtype, "'");
   const Saved saved = open(options.path);
   std::vector<std::pair<std::string, at::Tensor>> tensors;
   for (const auto& [name, tensor] : saved.tensors()) {

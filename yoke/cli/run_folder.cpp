@@ -45,13 +45,14 @@ void RunFolder::check(const train::Config& config, bool resume) {
          "' is there: --resume goes on from it, and run.name=NAME ", "is another run");
 }
 
-RunFolder::RunFolder(const train::Config& config, const plan::Plan& plan) : path_(path_of(config)) {
+RunFolder::RunFolder(const train::Config& config, const plan::Plan& plan)
+    : path_(path_of(config)), config_(train::to_toml(config)), plan_(to_toml(plan)) {
   checkpoint::make_folder(path_);
-  checkpoint::write_durably(path_ / "config.toml", train::to_toml(config));
-  checkpoint::write_durably(path_ / "plan.toml", to_toml(plan));
 }
 
 void RunFolder::begin(int64_t done) {
+  checkpoint::write_durably(path_ / "config.toml", config_);
+  checkpoint::write_durably(path_ / "plan.toml", plan_);
   const Path path = path_ / "metrics.jsonl";
   std::string kept;
   if (done > 0 && std::filesystem::exists(path)) {

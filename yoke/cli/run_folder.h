@@ -22,13 +22,15 @@ class RunFolder {
   static std::filesystem::path checkpoints_of(const train::Config& config);
 
   RunFolder(const train::Config& config, const plan::Plan& plan);
-  // Steps after `done`, of a run that was stopped, are forgotten.
+  // Nothing went wrong in the beginning: the files are written. Steps after `done`, of a run that
+  // was stopped, are forgotten.
   void begin(int64_t done);
   void write(const train::Step& step);
   void write_eval(int64_t step, double loss);
 
  private:
   const std::filesystem::path path_;
+  const std::string config_, plan_;
   std::ofstream metrics_;
   std::unique_ptr<observe::EventFile> events_;
 };

@@ -28,7 +28,10 @@ constexpr std::array kForwarded{SIGTERM, SIGINT, SIGUSR1};
 
 std::atomic<pid_t> child_now{0};  // a handler has nothing else to look at
 
+std::atomic<bool> stop_asked{false};
+
 void forward(int signal) {
+  stop_asked = true;
   if (const pid_t child = child_now.load()) ::kill(child, signal);
 }
 
@@ -74,13 +77,14 @@ int supervise(std::vector<std::string> command, int64_t max_restarts) {
   for (int64_t restarts = 0;; ++restarts) {
     const pid_t child = start(command);
     child_now = child;
+    if (stop_asked) ::kill(child, SIGTERM);  // it came before there was a child to tell
     int status = 0;
     while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
     }
     child_now = 0;
     const bool died = WIFSIGNALED(status);
     const int code = died ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
-    if (!should_restart(code, died)) return code;
+    if (stop_asked || !should_restart(code, died)) return code;
     const std::string how = died ? cat("was killed by signal ", WTERMSIG(status), " (",
                                        ::strsignal(WTERMSIG(status)), ")")
                                  : cat("failed with exit code ", code);

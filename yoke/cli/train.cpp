@@ -216,8 +216,6 @@ int train(const Options& options) {
   }
   if (options.dry_run) return 0;
   const auto dataset = train::open_data(config);
-  if (speaks) RunFolder::check(config, options.resume);
-
   const comm::StopSignal stop;
   auto trainer_settings = trainer_options(config, plan, sizes, options.resume);
   trainer_settings.stop = &stop;
@@ -231,14 +229,18 @@ int train(const Options& options) {
   train::Trainer trainer(model, dataset, trainer_settings);
   Screen screen(config, options.json);
   std::optional<RunFolder> folder;
-  if (speaks) folder.emplace(config, plan);
+  bool log_failed = false;
   trainer.callbacks.on_begin = [&](int64_t done) {
     folder->begin(done);
     if (done > 0 && !options.json) screen.say(cat("goes on after step ", done));
     screen.begin(done);
   };
   trainer.callbacks.on_step = [&](const train::Step& step) {
-    folder->write(step);
+    try {
+      folder->write(step);
+    } catch (const Error& error) {  // a full disk: the model is worth more than its log
+      if (!std::exchange(log_failed, true)) std::cerr << "yoke: " << error.what() << "\n";
+    }
     screen.show(step);
   };
   trainer.callbacks.on_trouble = [](const std::string& what) {
@@ -264,23 +266,29 @@ int train(const Options& options) {
                          .stop = &stop};
   if (devices[0].kind == topo::DeviceKind::Cuda) join.run.devices = devices;
   join.run.on_world = watch.on_world();
-  int signal = 0;
+  join.meet_timeout = trainer_settings.timeout;
+  std::atomic<int> signal = 0;
   try {
     comm::run_world(
         launch,
         [&](comm::Communicator& world) {
-          const int heard = trainer.fit(world);
-          if (world.rank() == 0 || !speaks) signal = heard;
+          if (world.rank() == 0) {  // in here: what is wrong is told to all
+            RunFolder::check(config, options.resume);
+            folder.emplace(config, plan);
+          }
+          signal = trainer.fit(world);
         },
         join);
-  } catch (const Error&) {
-    watch.dump();
+  } catch (const Error& error) {
+    const auto kind = error.kind();
+    if (kind == Kind::Comm || kind == Kind::Timeout || kind == Kind::Device) watch.dump();
     throw;
   }
-  if (speaks && !options.json)
-    screen.say(cat(signal == 0 ? "done; " : "stopped; ", "the model is in ",
-                   checkpoint::latest(RunFolder::checkpoints_of(config))->string()));
-  return signal == 0 ? 0 : signal == SIGUSR1 ? kRequeue : 128 + signal;
+  const auto saved = checkpoint::latest(RunFolder::checkpoints_of(config));
+  if (speaks && !options.json && saved)
+    screen.say(cat(signal == 0 ? "done; " : "stopped; ", "the model is in ", saved->string(),
+                   signal == 0 ? "" : "; the same command with --resume goes on"));
+  return signal == 0 ? 0 : signal == SIGUSR1 ? kRequeue : 128 + int(signal);
 }
 
 }  // namespace

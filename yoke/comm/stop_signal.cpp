@@ -19,8 +19,9 @@ void note_signal(int signal) {
   timespec now{};
   ::clock_gettime(CLOCK_MONOTONIC, &now);
   const int64_t ms = now.tv_sec * 1000 + now.tv_nsec / 1'000'000;
-  if (pending_signal.exchange(signal) == 0) first_ms.store(ms);
-  const bool again = signal == SIGTERM && ms - first_ms.load() > kSameMs;
+  const int before = pending_signal.exchange(signal);
+  if (before != signal) first_ms.store(ms);
+  const bool again = signal == SIGTERM && before == signal && ms - first_ms.load() > kSameMs;
   if (signal == SIGINT || again) std::signal(signal, SIG_DFL);
   if (again) ::raise(signal);
 }

@@ -3,7 +3,7 @@
 // agree on it at a point of their choice, since a signal may reach one process only. A signal that
 // comes because a peer died (mpirun sends SIGTERM then) is no such request: agreeing on it needs
 // the peer, and ends in the error that names it. The second SIGINT has its usual effect, and
-// so has a SIGTERM more than a second after the first signal.
+// so has a SIGTERM more than a second after another.
 // Owns: the handlers, while it lives; one at a time in a process. Threads: all.
 #pragma once
 

@@ -607,7 +607,7 @@ void DataParallel::stepped(bool updated, std::function<void()> verdict) {
   if (impl_->options.precision != Precision::Fp16) return;
   constexpr int kGrowAfter = 2000;  // as torch.amp.GradScaler
   auto& [value, num_good] = impl_->scale;
-  if (!updated) value /= 2;
+  if (!updated) value = std::max(value / 2, 1.0);  // at 1 it is no longer the scale's fault
   num_good = updated ? num_good + 1 : 0;
   if (num_good >= kGrowAfter) {
     value *= 2;

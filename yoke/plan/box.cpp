@@ -110,6 +110,7 @@ std::optional<std::string> find_gap(const std::vector<int64_t>& shape,
                                     const std::vector<Box>& boxes) {
   int64_t count = 0;
   for (const auto& box : boxes) {
+    if (box.count() == 0) continue;
     if (intersect(box, whole_box(shape)) != box) return cat(to_text(box), " is not inside of it");
     count += box.count();
   }

@@ -217,7 +217,10 @@ void check(const std::vector<Field>& fields, const Config& config) {
   };
   const auto& [model, data, train, plan, checkpoint, run] = config;
   const Words axes = split(plan.preset, 'x');
-  const auto counts = [](const std::string& axis) { return parse_int(axis).value_or(0) >= 1; };
+  const auto counts = [](const std::string& axis) {
+    const int64_t count = parse_int(axis).value_or(0);
+    return count >= 1 && count <= INT32_MAX;
+  };
   const bool mesh = axes.size() == 3 && std::ranges::all_of(axes, counts);
   for (const auto& field : fields) {
     const auto* word = std::get_if<std::string*>(&field.slot);
@@ -232,6 +235,12 @@ void check(const std::vector<Field>& fields, const Config& config) {
     const auto low = [&](auto number) { return !(double(number) >= field.least); };
     if (real && !std::isfinite(**real)) refuse(field, "a finite number");
     if ((whole && low(**whole)) || (real && low(**real))) refuse(field, "at least ", field.least);
+    // What is counted here is small; a seed may be anything.
+    constexpr int64_t kMost = INT32_MAX;
+    const auto high = [&](int64_t number) { return number > kMost; };
+    const bool seed = whole && *whole == &train.seed;
+    if ((whole && !seed && high(**whole)) || (list && std::ranges::any_of(**list, high)))
+      refuse(field, "at most ", kMost);
     if (list && std::ranges::any_of(**list, low))
       refuse(field, "at least ", field.least, " in each");
   }
@@ -243,7 +252,8 @@ void check(const std::vector<Field>& fields, const Config& config) {
     bad("model.vocab", "at least 256, as the tokens of text are bytes");
   if (data.val_fraction >= 1) bad("data.val_fraction", "less than 1");
   if (plan.zero > 3) bad("plan.zero", "-1 to 3");
-  if (run.timeout_s == 0) bad("run.timeout_s", "more than 0");
+  if (run.timeout_s == 0 || run.timeout_s > INT32_MAX)
+    bad("run.timeout_s", "more than 0, and at most ", INT32_MAX);
   const auto& steps = run.trace_steps;
   if (!steps.empty() && (steps.size() != 2 || steps[0] > steps[1]))
     bad("run.trace_steps", "none, or the first and the last step");

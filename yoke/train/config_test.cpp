@@ -65,7 +65,8 @@ Config random_config(uint64_t number) {
   auto& [model, data, train, plan, checkpoint, run] = config;
   auto& [arch, layers, dim, heads, vocab, seq, ffn] = model;
   arch = draw.word("gpt mlp"), layers = draw.whole(1), heads = draw.whole(1);
-  dim = heads * draw.whole(1), vocab = draw.whole(256), seq = draw.whole(1), ffn = draw.whole(0);
+  dim = heads * (1 + draw.whole(0) % 1000), vocab = draw.whole(256), seq = draw.whole(1),
+  ffn = draw.whole(0);
   auto& [kind, path, shuffle, val_fraction] = data;
   kind = draw.word("text synthetic"), path = cat("x", draw.text()), shuffle = draw.flag();
   val_fraction = double(draw.bits() >> 11) * 0x1p-53;
@@ -87,7 +88,7 @@ Config random_config(uint64_t number) {
   folder = draw.text(), every = draw.whole(0), keep = draw.whole(1), async = draw.flag();
   auto& [name, dir, devices, deterministic, timeout_s, max_restarts, trace_steps] = run;
   name = draw.text(), dir = draw.text(), devices = draw.text(), deterministic = draw.flag();
-  timeout_s = draw.real() + 1e-300, max_restarts = draw.whole(0);
+  timeout_s = 1 + std::fmod(draw.real(), 1e6), max_restarts = draw.whole(0);
   if (draw.flag()) trace_steps = {draw.whole(0), draw.whole(100000)};
   return config;
 }
@@ -193,6 +194,8 @@ TEST(Config, NumbersThatMakeNoSenseAreRefused) {
   expect_refusal("train.clip=-1", "got -1.0, wanted at least 0");
   expect_refusal("checkpoint.keep=0", "got 0, wanted at least 1");
   expect_refusal("run.timeout_s=0", "got 0.0, wanted more than 0");
+  expect_refusal("run.timeout_s=1e10", "at most 2147483647");
+  expect_refusal("plan.dp=4294967298", "at most 2147483647");
   expect_refusal("plan.zero=4", "got 4, wanted -1 to 3");
   expect_refusal("plan.zero=-2", "got -2, wanted at least -1");
   expect_refusal("plan.tp=-1", "got -1, wanted at least 0");

@@ -113,8 +113,10 @@ void save_state(parallel::Pipeline& pipeline, parallel::Optimizer& optimizer, in
   pipeline.data().finish();
   const auto& scale = pipeline.data().loss_scale();
   values["optimizer_steps"] = cat(optimizer.num_steps());
-  values["loss_scale"] = observe::json_number(scale.value);
-  values["loss_scale_good_steps"] = cat(scale.num_good);
+  if (pipeline.data().options().precision == parallel::Precision::Fp16) {
+    values["loss_scale"] = observe::json_number(scale.value);
+    values["loss_scale_good_steps"] = cat(scale.num_good);
+  }
   saver.save(step, {Pieces(pipeline, optimizer, /*mine=*/true).pieces, std::move(values)});
 }
 
@@ -123,16 +125,20 @@ void load_state(parallel::Pipeline& pipeline, parallel::Optimizer& optimizer,
   Pieces wanted(pipeline, optimizer, /*mine=*/false);
   const bool begins =
       parse_int(saved.value("optimizer_steps")) == 0;  // with a model from elsewhere
-  if (begins)
+  if (begins) {
     std::erase_if(wanted.pieces,
                   [](const Piece& piece) { return !piece.name.starts_with("model/"); });
+    for (const auto& [kind, tensors] : optimizer.state())
+      for (const auto& tensor : tensors) tensor.zero_();
+    for (const auto& step : wanted.steps) step.zero_();
+  }
   saved.read(wanted.pieces);
   std::vector<int64_t> steps;
   for (const auto& step : wanted.steps) steps.push_back(step.item<int64_t>());
   optimizer.restored(parse_int(saved.value("optimizer_steps")).value_or(0), std::move(steps));
   auto& dp = pipeline.data();
   dp.restored();
-  if (dp.options().precision == parallel::Precision::Fp16)
+  if (dp.options().precision == parallel::Precision::Fp16 && saved.values().contains("loss_scale"))
     dp.set_loss_scale(
         {.value = std::stod(saved.value("loss_scale")),
          .num_good = int(parse_int(saved.value("loss_scale_good_steps")).value_or(0))});

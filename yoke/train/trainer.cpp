@@ -24,6 +24,7 @@ using parallel::Pipeline;
 using OnNan = TrainerOptions::OnNan;
 
 constexpr int64_t kMostEvaluated = 16;  // batches
+constexpr int kMostTrouble = 10;
 
 std::unique_ptr<parallel::Optimizer> make_optimizer(const TrainerOptions& options,
                                                     parallel::DataParallel& dp) {
@@ -91,22 +92,29 @@ class Run {
       if (validation_ != nullptr && done_ % options_.eval_every == 0) evaluate();
       if (options_.stop != nullptr) signal = options_.stop->agreed(world_);
       const bool regular = options_.save_every > 0 && done_ % options_.save_every == 0;
-      if (saver_ && (regular || signal != 0 || done_ == options_.steps)) save();
+      const bool wanted = regular || signal != 0 || done_ == options_.steps;
+      if (saver_ && wanted && done_ != loaded_) save();
     }
     if (saver_)
-      if (const auto failure = wait_for_save())
+      if (const auto failure = saver_->wait(); failure && world_.rank() == 0)
         fail(Kind::Io, *failure, "; the one before is as it was");
     pipeline_->data().finish();
     return signal;
   }
 
  private:
+  // Which one that is rank 0 says: others may see the folder later, or another one.
   bool load_newest() {
-    const auto path = checkpoint::latest(options_.checkpoints);
-    if (!path) return false;
-    const checkpoint::Saved saved(*path);
+    int64_t newest = -1;
+    if (const auto path = checkpoint::latest(options_.checkpoints); path && world_.rank() == 0)
+      newest = checkpoint::Saved(*path).step();
+    const at::Tensor step = at::full({1}, newest, at::kLong).to(pipeline_->device());
+    world_.broadcast(step, 0).wait();
+    newest = step.item<int64_t>();
+    if (newest < 0) return false;
+    const checkpoint::Saved saved(options_.checkpoints / checkpoint::step_name(newest));
     load_state(*pipeline_, *optimizer_, saved);
-    done_ = saved.step();
+    done_ = loaded_ = saved.step();
     position_ = parse_int(saved.value("samples")).value_or(0);
     if (saved.values().contains("losses")) guard_.restore(saved.value("losses"));
     return true;
@@ -120,6 +128,11 @@ class Run {
       fail(Kind::Internal, "there is no checkpoint to go back to in '",
            options_.checkpoints.string(), "'; say checkpoint.every=STEPS");
     position_ = position;
+    if (done_ == rolled_to_ && ++num_rollbacks_ >= kMostTrouble)
+      fail(Kind::Internal, "back at step ", done_, " for the ", num_rollbacks_,
+           "th time: lower train.lr, or look at what is before it");
+    if (done_ != rolled_to_) num_rollbacks_ = 1;
+    rolled_to_ = done_;
     tell(cat("back to step ", done_, ", with the samples after these"));
   }
 
@@ -229,11 +242,16 @@ class Run {
   bool in_trouble(const Step& step) {
     // In float16 it is part of finding the scale.
     const bool fp16 = options_.precision == parallel::Precision::Fp16;
-    if (!std::isfinite(step.grad_norm) && !fp16) {
+    if (!std::isfinite(step.loss) || (!std::isfinite(step.grad_norm) && !fp16)) {
+      if (++num_bad_ >= kMostTrouble)
+        fail(
+            Kind::Internal, "step ", step.step, " is the ", num_bad_,
+            "th in a row whose loss or gradient is no number; lower train.lr, or look at the data");
       tell(cat("step ", step.step, ": the loss is ", step.loss, " and the gradient norm ",
                step.grad_norm, "; nothing was updated"));
       return true;
     }
+    num_bad_ = 0;
     const double score = guard_.see(step.loss);
     if (score == 0) return false;
     tell(cat("step ", step.step, ": the loss is ", step.loss, ", ", score,
@@ -272,8 +290,10 @@ class Run {
   const parallel::TensorAxis axis_;
   SpikeGuard guard_;
   std::unique_ptr<checkpoint::Saver> saver_;
-  int64_t done_ = 0;      // steps
-  int64_t position_ = 0;  // samples
+  int64_t loaded_ = -1, rolled_to_ = -1;  // steps
+  int num_rollbacks_ = 0, num_bad_ = 0;   // to that step; in a row
+  int64_t done_ = 0;                      // steps
+  int64_t position_ = 0;                  // samples
 };
 
 }  // namespace

@@ -221,6 +221,38 @@ TEST_F(Training, DoesAsToldWithNumbersThatAreNot) {
   EXPECT_EQ(back[1], "back to step 4, with the samples after these");
 }
 
+TEST_F(Training, GivesUpWhereNothingHelps) {
+  using OnNan = TrainerOptions::OnNan;
+  for (const auto on_nan : {OnNan::Skip, OnNan::Rollback})
+    for (const auto precision : {parallel::Precision::AsIs, parallel::Precision::Fp16}) {
+      std::filesystem::remove_all(folder_);
+      Trainer trainer(models::make_mlp({.layers = 2, .dim = 8}), data::synthetic_vectors(8, 1),
+                      {.steps = 10000,
+                       .batch = 8,
+                       .lr = {.lr = 1e38, .steps = 10000},
+                       .clip = 0,
+                       .precision = precision,
+                       .checkpoints = folder_,
+                       .save_every = 1,
+                       .on_nan = on_nan});
+      EXPECT_THROW(on_ranks(1, trainer), Error);
+    }
+}
+
+// A scale is float16's own: one from another precision, or none, is not taken for it.
+TEST_F(Training, GoesOnInAnotherPrecision) {
+  auto run = [&](parallel::Precision precision, int64_t steps) {
+    return train(small_gpt(at::kFloat),
+                 {.steps = steps, .precision = precision, .checkpoints = folder_, .resume = true});
+  };
+  run(parallel::Precision::AsIs, 2);
+  run(parallel::Precision::Fp16, 3);
+  const auto scale = checkpoint::Saved(*checkpoint::latest(folder_)).value("loss_scale");
+  EXPECT_GT(std::stod(scale), 1000);
+  run(parallel::Precision::Bf16, 4);
+  EXPECT_FALSE(checkpoint::Saved(*checkpoint::latest(folder_)).values().contains("loss_scale"));
+}
+
 TEST(SpikeGuard, KnowsASpikeFromNoiseAndGoesOnWhereItWas) {
   SpikeGuard guard(6), other(6), never(0);
   for (int i = 0; i < 100; ++i) {

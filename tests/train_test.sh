@@ -22,6 +22,8 @@ expect 0 '^plan: pp 1 x dp 4 x tp 1, ZeRO 0; a step has 16 samples: 4 x 1 passes
 [[ ! -e $runs ]] || fail "--dry-run has made a folder"
 expect 0 '^  stage 1  \[ 4:cpu 5:cpu \] \[ 6:cpu 7:cpu \]' "$yoke" train examples/train/mix.toml --dry-run --devices cpu:8
 expect 0 '^train.lr  *= 0.001 ' "$yoke" train --keys
+"$yoke" train --keys | diff - <(sed -n '/^```$/,/^```$/p' docs/reference/config.md | sed '1d;$d') ||
+  fail "docs/reference/config.md is not what yoke train --keys prints"
 expect 2 'train.stepps.*train.steps' "$yoke" train examples/train/data.toml train.stepps=3
 expect 2 'x 3 = 3 ranks, and run.devices gives 4|there are 4' "$yoke" train examples/train/data.toml plan=1x1x3 --devices cpu:4
 expect 2 'train.batch = 16 samples cannot be cut over dp = 3' "$yoke" train examples/train/data.toml --devices cpu:3

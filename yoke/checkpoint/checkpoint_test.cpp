@@ -150,11 +150,19 @@ TEST_F(Checkpoints, TheNewestAreKeptAndTheSameStepIsReplaced) {
   EXPECT_EQ(Saved(*latest(folder_)).whole("x")[0].item<float>(), 10);
   size_t entries = 0;
   for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator(folder_)) ++entries;
-  EXPECT_EQ(entries, 2u);  // and nothing else is left
+  EXPECT_EQ(entries, 3u);  // and the lock, and nothing else is left
   // What a crash has left behind is no checkpoint, and goes with the next run.
   std::filesystem::create_directories(folder_ / ".step-00000011.4");
   comm::run_ranks(1, [&](Communicator& comm) { Saver(folder_, comm); });
   EXPECT_FALSE(std::filesystem::exists(folder_ / ".step-00000011.4"));
+}
+
+TEST_F(Checkpoints, AreSavedToAFolderByOneAtATime) {
+  comm::run_ranks(1, [&](Communicator& comm) {
+    const Saver saver(folder_, comm);
+    EXPECT_TRUE(has(failure_of([&] { Saver(folder_, comm); }), "another process is saving to"));
+  });
+  comm::run_ranks(1, [&](Communicator& comm) { Saver(folder_, comm); });
 }
 
 // The copy is made at once: what comes later does not matter.

@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <stdio.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -90,6 +91,18 @@ void make_folder(const Path& folder) {
   std::filesystem::create_directories(folder, code);
   if (code) refuse("create", folder, code.value());
 }
+
+FolderLock::FolderLock(const Path& folder) {
+  const Path path = folder / ".lock";
+  fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+  if (fd_ < 0) refuse("create", path, errno);
+  if (::flock(fd_, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return;  // not every disk can
+  ::close(fd_);
+  fail(Kind::Usage, "another process is saving to '", folder.string(),
+       "'; wait for it, or choose another run.name");
+}
+
+FolderLock::~FolderLock() { ::close(fd_); }
 
 void remove_folder(const Path& folder) {
   const Path gone = folder.parent_path() / (".gone." + folder.filename().string());

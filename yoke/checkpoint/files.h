@@ -36,6 +36,17 @@ void rename_durably(const Path& from, const Path& to);
 // For folders: what `to` was, if it was there, is `from` now. There is always one at `to`.
 void replace_durably(const Path& from, const Path& to);
 void make_folder(const Path& folder);
+// Held by one process while it lives: FOLDER/.lock. Throws Kind::Usage if another has it.
+class FolderLock {
+ public:
+  explicit FolderLock(const Path& folder);
+  ~FolderLock();
+  FolderLock(const FolderLock&) = delete;
+  FolderLock& operator=(const FolderLock&) = delete;
+
+ private:
+  int fd_ = -1;
+};
 // Nobody sees half of it: it is renamed first.
 void remove_folder(const Path& folder);
 

@@ -122,6 +122,7 @@ class Saver::Impl {
       fail(Kind::Usage, "keep wants 1 or more checkpoints, got ", options_.keep);
     if (comm_.rank() != 0) return;
     make_folder(folder_);
+    lock_.emplace(folder_);
     // What a run before has left in the middle of it.
     for (const auto& entry : std::filesystem::directory_iterator(folder_)) {
       const auto name = entry.path().filename().string();
@@ -238,6 +239,7 @@ class Saver::Impl {
   const Path folder_;
   const comm::Communicator comm_;
   const SaverOptions options_;
+  std::optional<FolderLock> lock_;  // rank 0's
   std::future<std::optional<std::string>> writing_;
   std::optional<std::string> outcome_;  // why the last save has failed
   Duration held_up_{}, written_{};

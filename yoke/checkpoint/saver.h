@@ -4,6 +4,7 @@
 // checkpoint; rank 0 waits for all of these files, makes the index and renames the folder. A crash
 // or an error at any instant leaves the checkpoints before as they were.
 //   FOLDER/step-00000100/index.json, rank-00000.safetensors, ...
+// One Saver at a time for a folder, by a lock.
 // Collective: save() and wait(), by all ranks; they need one file system. Threads: the rank's own.
 #pragma once
 

@@ -251,6 +251,12 @@ int train(const Options& options) {
     screen.say(options.json ? observe::JsonObject({{"step", step}, {"val_loss", loss}}).text()
                             : cat("step ", step, "   validation loss ", loss));
   };
+  trainer.callbacks.on_save = [&](int64_t step, Duration held_up) {
+    const double ms = std::chrono::duration<double, std::milli>(held_up).count();
+    screen.say(options.json ? observe::JsonObject({{"step", step}, {"checkpoint_ms", ms}}).text()
+                            : cat("step ", step, "   checkpoint; the step took ",
+                                  duration_text(held_up), " longer"));
+  };
   trainer.callbacks.on_traced = [&](Time since) {
     std::ostringstream text;
     tracer.write_chrome_trace(text, since);

@@ -277,7 +277,7 @@ TEST(DataParallel, NamesTheReplicaThatDiverged) {
     }
     train(comm, *model, dp, optimizer, 1);
   });
-  EXPECT_TRUE(has(text, "rank 1 has another 'layers.2.bias' than most")) << text;
+  EXPECT_TRUE(has(text, "rank 1 of world has another 'layers.2.bias' than most")) << text;
 }
 
 // Parts that are made one after the other, the last tied to the first.

@@ -158,7 +158,6 @@ class Saver::Impl {
     if (mark < 0) return;
     const Path folder = folder_of(mark);
     auto write = [=, this, pieces = staged(contents.pieces), values = contents.values]() {
-      const Time begin = SteadyClock().now();
       std::optional<std::string> failure;
       try {
         write_part(folder, rank, pieces);
@@ -167,7 +166,6 @@ class Saver::Impl {
         failure = cat("the checkpoint of step ", step, " was not saved: ", comm::text_of(error));
         give_up(folder, rank, comm::text_of(error));
       }
-      written_ = SteadyClock().now() - begin;
       return failure;
     };
     writing_ = std::async(std::launch::async, std::move(write));
@@ -183,7 +181,6 @@ class Saver::Impl {
   }
 
   Duration held_up() const { return held_up_; }
-  Duration writing() const { return written_; }
 
  private:
   // The last save is over, on all ranks. In short rounds: a disk may take longer than a rank waits
@@ -242,7 +239,7 @@ class Saver::Impl {
   std::optional<FolderLock> lock_;  // rank 0's
   std::future<std::optional<std::string>> writing_;
   std::optional<std::string> outcome_;  // why the last save has failed
-  Duration held_up_{}, written_{};
+  Duration held_up_{};
   std::atomic<bool> abandoned_{false};
 };
 
@@ -252,6 +249,5 @@ Saver::~Saver() = default;
 void Saver::save(int64_t step, const Contents& contents) { impl_->save(step, contents); }
 std::optional<std::string> Saver::wait() { return impl_->wait(); }
 Duration Saver::held_up() const { return impl_->held_up(); }
-Duration Saver::writing() const { return impl_->writing(); }
 
 }  // namespace yoke::checkpoint

@@ -35,9 +35,7 @@ class Saver {
   // Until the last save is committed: the same outcome on all ranks. Nothing: it is, or there was
   // none. Else why not.
   std::optional<std::string> wait();
-  // How long the last save() held up this rank, and, after wait(), how long the writing took.
-  Duration held_up() const;
-  Duration writing() const;
+  Duration held_up() const;  // by the last save()
 
  private:
   class Impl;

@@ -86,8 +86,8 @@ Config random_config(uint64_t number) {
   recompute = draw.word("none selective full"), layers_per_stage = draw.list();
   auto& [folder, every, keep, async] = checkpoint;
   folder = draw.text(), every = draw.whole(0), keep = draw.whole(1), async = draw.flag();
-  auto& [name, dir, devices, deterministic, timeout_s, max_restarts, trace_steps] = run;
-  name = draw.text(), dir = draw.text(), devices = draw.text(), deterministic = draw.flag();
+  auto& [name, dir, devices, timeout_s, max_restarts, trace_steps] = run;
+  name = draw.text(), dir = draw.text(), devices = draw.text();
   timeout_s = 1 + std::fmod(draw.real(), 1e6), max_restarts = draw.whole(0);
   if (draw.flag()) trace_steps = {draw.whole(0), draw.whole(100000)};
   return config;
@@ -116,14 +116,15 @@ TEST(Config, OverridesAreReadByTheKindOfTheirKey) {
   const Config config =
       parse("[train]\nsteps = 0\nlr = 1.0",
             {"train.lr=3e-4", "train.steps=7", "train.steps=1e2", "data.shuffle=no",
-             "run.deterministic=false", "checkpoint.async=yes", "plan=zero3", "run.name=3",
+             "checkpoint.async=false", "plan.sequence_parallel=yes", "plan=zero3", "run.name=3",
              "run.dir=\"a = b\"", "data.path='x'", "plan.layers_per_stage=1, 2,3",
              "run.trace_steps=[1,2]", " train.seed = -5 ", "checkpoint.dir="});
   const Config wanted{
       .data = {.kind = "synthetic", .path = "x", .shuffle = false},
       .train = {.steps = 100, .lr = 3e-4, .seed = -5},  // the last one wins, over the file too
-      .plan = {.preset = "zero3", .layers_per_stage = {1, 2, 3}},
-      .run = {.name = "3", .dir = "a = b", .deterministic = false, .trace_steps = {1, 2}}};
+      .plan = {.preset = "zero3", .sequence_parallel = true, .layers_per_stage = {1, 2, 3}},
+      .checkpoint = {.async = false},
+      .run = {.name = "3", .dir = "a = b", .trace_steps = {1, 2}}};
   EXPECT_EQ(to_toml(config), to_toml(wanted));
   EXPECT_EQ(parse("", {"run.trace_steps=1,2", "run.trace_steps="}).run.trace_steps.size(), 0u);
 }

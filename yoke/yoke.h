@@ -22,6 +22,7 @@
 #include "yoke/observe/trace.h"
 #include "yoke/parallel/attention.h"
 #include "yoke/parallel/batch_norm.h"
+#include "yoke/parallel/cross_entropy.h"
 #include "yoke/parallel/data_parallel.h"
 #include "yoke/parallel/layers.h"
 #include "yoke/parallel/lr_schedule.h"

@@ -235,12 +235,17 @@ def be_rank(arguments, threads, together, work):
         os._exit(1)  # not through destructors that wait for the others
 
 
-def obey(step, answer, together=True, synchronize=lambda: None):
-    """In a rank: three steps, then as many as each line of stdin says. A step gives its loss, or None."""
+def obey(step, answer, together=True, synchronize=lambda: None, release=None):
+    """In a rank: three steps, then as many as each line of stdin says. A step gives its loss, or None.
+
+    release() gives back what a device keeps; then every run begins with a step that is not measured."""
 
     def run(count):
         if together:
             dist.barrier()
+        if release:
+            step()
+            synchronize()
         start = time.perf_counter()
         for _ in range(count):
             loss = step()
@@ -248,6 +253,9 @@ def obey(step, answer, together=True, synchronize=lambda: None):
         seconds = time.perf_counter() - start
         if loss is not None and not math.isfinite(loss.item()):
             raise ArithmeticError(f"the loss is {loss.item()}")
+        del loss
+        if release:
+            release()
         answer(seconds=seconds)
 
     run(3)

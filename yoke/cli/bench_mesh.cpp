@@ -14,6 +14,7 @@
 #include "yoke/base/error.h"
 #include "yoke/comm/run_ranks.h"
 #include "yoke/parallel/attention.h"
+#include "yoke/parallel/cross_entropy.h"
 #include "yoke/parallel/optimizer.h"
 #include "yoke/parallel/pipeline.h"
 #include "yoke/plan/generate.h"

@@ -88,14 +88,15 @@ void RunFolder::write_eval(int64_t step, double loss) {
 }
 
 std::string json_of(const train::Step& step) {
-  return observe::JsonObject({{"step", step.step},
+  observe::JsonObject object({{"step", step.step},
                               {"loss", step.loss},
                               {"grad_norm", step.grad_norm},
                               {"lr", step.lr},
                               {"tokens_per_s", step.tokens_per_s},
                               {"ms", step.seconds * 1e3},
-                              {"memory_mb", double(step.memory_bytes) / 1e6}})
-      .text();
+                              {"memory_mb", double(step.memory_bytes) / 1e6}});
+  if (step.mfu > 0) object.add("mfu", step.mfu);
+  return object.text();
 }
 
 }  // namespace yoke::cli

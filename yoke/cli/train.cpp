@@ -50,8 +50,8 @@ train::Config read_config(const Options& options) {
 
 // Of this process. A launcher's process has one rank, on the GPU of its place on the host, unless
 // it is told otherwise.
-std::vector<topo::Device> devices_of(const train::Config& config, const topo::LaunchInfo& launch) {
-  const auto host = read_visible_host(read_environment());
+std::vector<topo::Device> devices_of(const train::Config& config, const topo::LaunchInfo& launch,
+                                     const topo::Host& host) {
   auto devices = topo::parse_devices(config.run.devices, &host);
   const bool shared = launch.world_size > 1 && config.run.devices == "auto";
   if (shared && devices.size() > 1) devices = {devices[size_t(launch.local_rank) % devices.size()]};
@@ -118,11 +118,13 @@ std::string header(const train::Config& config, const plan::Plan& plan, const tr
 std::string line_of(const train::Step& step, int64_t steps) {
   char text[200];
   const auto width = int(std::to_string(steps).size());
+  char mfu[32] = "";
+  if (step.mfu > 0) std::snprintf(mfu, sizeof mfu, "   MFU %4.1f %%", 100 * step.mfu);
   std::snprintf(
       text, sizeof text,
-      "step %*ld/%ld   loss %8.5f   norm %8.4f   lr %.2e   %8.0f tok/s   %7.1f ms   %6.0f MB",
+      "step %*ld/%ld   loss %8.5f   norm %8.4f   lr %.2e   %8.0f tok/s%s   %7.1f ms   %6.0f MB",
       width, long(step.step), long(steps), step.loss, step.grad_norm, step.lr, step.tokens_per_s,
-      step.seconds * 1e3, double(step.memory_bytes) / 1e6);
+      mfu, step.seconds * 1e3, double(step.memory_bytes) / 1e6);
   return text;
 }
 
@@ -205,7 +207,8 @@ int train(const Options& options) {
     RunFolder::check(config, options.resume);  // else the child's --resume would hide it
     return supervise(own_command(), config.run.max_restarts);
   }
-  const auto devices = devices_of(config, launch);
+  const auto host = read_visible_host(read_environment());
+  const auto devices = devices_of(config, launch, host);
   const bool speaks = launch.rank == 0;
   const auto [plan, sizes] = train::resolve(config, int(devices.size()) * launch.world_size);
   const auto device = devices[0].kind == topo::DeviceKind::Cuda ? at::Device(at::kCUDA) : at::kCPU;
@@ -219,6 +222,9 @@ int train(const Options& options) {
   const comm::StopSignal stop;
   auto trainer_settings = trainer_options(config, plan, sizes, options.resume);
   trainer_settings.stop = &stop;
+  if (device.is_cuda() && size_t(devices[0].index) < host.gpus.size())
+    trainer_settings.peak_flops = topo::peak_flops(host.gpus[size_t(devices[0].index)].name,
+                                                   config.train.precision != "fp32");
   const SteadyClock clock;
   observe::Tracer tracer(clock);
   if (!config.run.trace_steps.empty()) {

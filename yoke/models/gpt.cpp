@@ -7,6 +7,8 @@
 
 #include "yoke/base/error.h"
 #include "yoke/parallel/attention.h"
+#include "yoke/parallel/cross_entropy.h"
+#include "yoke/parallel/kernels.h"
 
 namespace yoke::models {
 namespace {
@@ -47,8 +49,9 @@ struct Block : torch::nn::Module {
     return checkpoint(
         recompute, place,
         [this](const at::Tensor& input) {
-          const at::Tensor mixed = input + attention(norm1(input));
-          return mixed + down(at::gelu(up(norm2(mixed)), "tanh"));
+          const auto [whole, first] = norm1->sum(input);
+          const auto [mixed, second] = norm2->sum(whole, attention(first));
+          return mixed + down(at::gelu(up(second), "tanh"));
         },
         x);
   }
@@ -114,12 +117,13 @@ Model make_gpt(const GptOptions& given) {
          "divide dim; got ",
          layers, ", ", dim, ", ", heads, ", ", vocab, ", ", seq, ", ", ffn);
   const std::string head = cat(layers + 1, ".head.weight");
-  Model model{.ties = {{kWords, head}}, .tokens = seq, .can_scatter = true};
+  Model model{.ties = {{kWords, head}}, .tokens = seq, .can_scatter = true, .device = device};
   const int64_t block = 4 * dim * dim + 2 * dim * ffn;  // weights of its matrices
   model.num_parameters = vocab * dim + seq * dim + 2 * dim + layers * (block + 9 * dim + ffn);
   // 2 for each weight forward, 4 backward; attention's two products over half of the tokens.
   model.flops = 6.0 * double(layers * block + vocab * dim) + 6.0 * double(layers * seq * dim);
   model.layers = [options, head](const TensorAxis& axis) {
+    load_kernels(options.device, options.dim);
     std::vector<LayerFactory> factories;
     for (int64_t place = 0; place < options.layers + 2; ++place)
       factories.push_back([=] {
@@ -131,8 +135,7 @@ Model make_gpt(const GptOptions& given) {
   };
   model.loss_sum = [](const at::Tensor& logits, const at::Tensor& target, const TensorAxis& axis) {
     const at::Tensor rows = logits.reshape({-1, logits.size(-1)}), words = target.reshape({-1});
-    if (axis.size() > 1) return cross_entropy_sum(rows, words, axis);
-    return at::cross_entropy_loss(rows, words, {}, at::Reduction::Sum);
+    return cross_entropy_sum(rows, words, axis);
   };
   return model;
 }

@@ -31,7 +31,8 @@ Model make_mlp(const MlpOptions& given) {
     fail(Kind::Config, "an mlp wants layers, dim and ffn from 1 on, got ", layers, ", ", dim, ", ",
          ffn);
   Model model{.num_parameters = layers * (2 * dim * ffn + dim + ffn),
-              .flops = 12.0 * double(layers * dim * ffn)};
+              .flops = 12.0 * double(layers * dim * ffn),
+              .device = device};
   model.layers = [options](const TensorAxis& axis) {
     std::vector<LayerFactory> factories;
     for (int64_t place = 0; place < options.layers; ++place)

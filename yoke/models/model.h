@@ -20,10 +20,11 @@ struct Model {
   std::function<at::Tensor(const at::Tensor& output, const at::Tensor& target,
                            const parallel::TensorAxis& axis)>
       loss_sum = nullptr;
-  int64_t tokens = 1;          // of a sample; the loss is a mean over them
-  int64_t num_parameters = 0;  // each once
-  double flops = 0;            // of forward and backward of one token
-  bool can_scatter = false;    // it knows tokens that are elsewhere (sequence parallelism)
+  int64_t tokens = 1;            // of a sample; the loss is a mean over them
+  int64_t num_parameters = 0;    // each once
+  double flops = 0;              // of forward and backward of one token
+  bool can_scatter = false;      // it knows tokens that are elsewhere (sequence parallelism)
+  at::Device device = at::kCPU;  // of its layers
 };
 
 // Names of parameters begin with the place of their layer. Draws normal numbers by name and

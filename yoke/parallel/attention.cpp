@@ -36,13 +36,14 @@ at::Tensor AttentionImpl::forward(const at::Tensor& input) {
   const auto& [dim, heads, kv_heads, head_dim, bias, causal] = options_;
   const at::Tensor all = qkv(input);
   const int64_t batch = all.size(0), tokens = all.size(1);
-  const int64_t each = kv_heads * head_dim;
-  auto part = [&, size = head_dim](int64_t begin,
-                                   int64_t count) {  // [batch, heads, tokens, head_dim]
-    return all.narrow(2, begin, count * size).view({batch, tokens, count, size}).transpose(1, 2);
+  // In one go: backward then puts the gradients together in one.
+  const auto parts =
+      all.split_with_sizes({heads * head_dim, kv_heads * head_dim, kv_heads * head_dim}, /*dim=*/2);
+  auto by_head = [&, size = head_dim](const at::Tensor& part) {  // [batch, heads, tokens, head_dim]
+    return part.view({batch, tokens, -1, size}).transpose(1, 2);
   };
-  const at::Tensor q = part(0, heads);
-  at::Tensor k = part(heads * head_dim, kv_heads), v = part(heads * head_dim + each, kv_heads);
+  const at::Tensor q = by_head(parts[0]);
+  at::Tensor k = by_head(parts[1]), v = by_head(parts[2]);
   if (kv_heads < heads) {
     k = k.repeat_interleave(heads / kv_heads, 1);
     v = v.repeat_interleave(heads / kv_heads, 1);

@@ -7,10 +7,13 @@
 
 #include <algorithm>
 #include <numeric>
+#include <optional>
 #include <set>
 
 #include "yoke/base/error.h"
+#include "yoke/parallel/autocast.h"
 #include "yoke/parallel/deferral.h"
+#include "yoke/parallel/kernels.h"
 
 namespace yoke::parallel {
 namespace {
@@ -62,6 +65,16 @@ std::optional<at::Tensor> maybe(const at::Tensor& tensor) {
 
 at::Tensor rows(const at::Tensor& tensor) { return tensor.reshape({-1, tensor.size(-1)}); }
 
+// cuBLAS adds the bias to a matrix of two dims while it writes it; to one of three LibTorch adds it
+// afterwards, in another pass over memory.
+at::Tensor apply_linear(const at::Tensor& input, const at::Tensor& weight,
+                        const std::optional<at::Tensor>& bias) {
+  if (!input.is_cuda() || input.dim() < 3 || !bias) return at::linear(input, weight, bias);
+  auto sizes = input.sizes().vec();
+  sizes.back() = weight.size(0);
+  return at::linear(rows(input), weight, bias).view(sizes);
+}
+
 struct LinearFunction : torch::autograd::Function<LinearFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& input,
                             const at::Tensor& weight, const std::optional<at::Tensor>& bias,
@@ -71,7 +84,7 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
     keep(context, way);
     const bool gathers = way->split == Split::Outputs && way->axis.scatters();
     const at::Tensor all = gathers ? gather_tokens(input, way->axis).wait() : input;
-    if (way->split != Split::Inputs) return at::linear(all, weight, bias);
+    if (way->split != Split::Inputs) return apply_linear(all, weight, bias);
     at::Tensor output = reduce_partial(at::linear(all, weight), way->axis).wait();
     return bias ? output.add_(*bias) : output;
   }
@@ -180,6 +193,39 @@ struct LayerNormFunction : torch::autograd::Function<LayerNormFunction> {
   }
 };
 
+// With kernels of our own. Gives the sum and its norm.
+struct FusedNormFunction : torch::autograd::Function<FusedNormFunction> {
+  static variable_list forward(AutogradContext* context, const at::Tensor& x,
+                               const std::optional<at::Tensor>& branch, const at::Tensor& weight,
+                               const at::Tensor& bias, double eps, const Held& way) {
+    // An operation that is seen to use them, as a stage of ZeRO wants.
+    const Normed normed =
+        fused_norm(x, branch.value_or(at::Tensor()), weight.detach(), bias.detach(), eps);
+    context->save_for_backward({normed.sum, weight, bias, normed.mean, normed.rstd});
+    context->saved_data["adds"] = branch.has_value();
+    context->set_materialize_grads(false);
+    keep(context, way);
+    return {normed.sum, normed.result};
+  }
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    const auto saved = context->get_saved_variables();
+    const auto way = kept(context);
+    const bool adds = context->saved_data["adds"].toBool();
+    if (!gradients[1].defined())
+      return {gradients[0], adds ? gradients[0] : at::Tensor(), {}, {}, {}, {}};
+    const auto& [dx, dw, db] =
+        fused_norm_backward(gradients[1].contiguous(),
+                            gradients[0].defined() ? gradients[0].contiguous() : at::Tensor(),
+                            saved[0], saved[1].detach(), saved[3], saved[4]);
+    return {dx,
+            adds ? dx : at::Tensor(),
+            settle(way, saved[1], [dw = dw] { return dw; }),
+            settle(way, saved[2], [db = db] { return db; }),
+            {},
+            {}};
+  }
+};
+
 // This rank's part of each part of a dim, with the values of the first rank.
 void keep_part(at::Tensor& parameter, int64_t dim, const std::vector<int64_t>& parts,
                const TensorAxis& axis) {
@@ -240,7 +286,7 @@ std::vector<ParameterSplit> LinearImpl::splits() const {
 at::Tensor LinearImpl::forward(const at::Tensor& input) {
   if (const Held way = way_of(axis_, split_, {weight, bias}))
     return LinearFunction::apply(input, weight, maybe(bias), way);
-  return torch::nn::LinearImpl::forward(input);
+  return apply_linear(input, weight, maybe(bias));
 }
 
 void EmbeddingImpl::split_words(const TensorAxis& axis) {
@@ -270,10 +316,35 @@ at::Tensor EmbeddingImpl::forward(const at::Tensor& indices) {
 }
 
 at::Tensor LayerNormImpl::forward(const at::Tensor& input) {
+  if (has_norm_kernels(input, weight, bias)) return fused(input, {})[1];
+  // On a GPU statistics and sums are float32 in any case; autocast would make that of the results
+  // as well.
+  std::optional<Autocast> off;
+  const auto type = input.scalar_type();
+  if (input.is_cuda() && weight.defined() && bias.defined() && type == weight.scalar_type())
+    off.emplace(input.device().type(), false, type);
   const Held way = weight.defined() ? way_of({}, Split::None, {weight, bias}) : nullptr;
   if (!way) return torch::nn::LayerNormImpl::forward(input);
   return LayerNormFunction::apply(input, at::IntArrayRef(options.normalized_shape()), weight,
                                   maybe(bias), options.eps(), way);
+}
+
+std::vector<at::Tensor> LayerNormImpl::fused(const at::Tensor& input, const at::Tensor& branch) {
+  Held way = way_of({}, Split::None, {weight, bias});
+  if (!way) way = c10::make_intrusive<Way>();
+  return FusedNormFunction::apply(input, maybe(branch), weight, bias, options.eps(), way);
+}
+
+LayerNormImpl::Sum LayerNormImpl::sum(const at::Tensor& input, const at::Tensor& branch) {
+  const bool alike =
+      !branch.defined() || (branch.sizes() == input.sizes() &&
+                            branch.scalar_type() == input.scalar_type() && branch.is_contiguous());
+  if (alike && has_norm_kernels(input, weight, bias)) {
+    const auto both = fused(input, branch);
+    return {both[0], both[1]};
+  }
+  const at::Tensor sum = branch.defined() ? input + branch : input;
+  return {sum, forward(sum)};
 }
 
 std::vector<ParameterSplit> splits_of(const torch::nn::Module& module) {

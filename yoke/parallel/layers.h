@@ -83,6 +83,15 @@ class LayerNormImpl : public torch::nn::LayerNormImpl {
  public:
   using torch::nn::LayerNormImpl::LayerNormImpl;
   at::Tensor forward(const at::Tensor& input);
+  // input + branch, which may be undefined, and its norm: what goes on beside a block and what goes
+  // into it. On a GPU forward and backward are one pass over memory each.
+  struct Sum {
+    at::Tensor whole = {}, normed = {};
+  };
+  Sum sum(const at::Tensor& input, const at::Tensor& branch = {});
+
+ private:
+  std::vector<at::Tensor> fused(const at::Tensor& input, const at::Tensor& branch);
 };
 TORCH_MODULE(LayerNorm);
 

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "yoke/parallel/attention.h"
+#include "yoke/parallel/cross_entropy.h"
 #include "yoke/parallel/pipeline.h"
 #include "yoke/parallel/ranks_test.h"
 #include "yoke/parallel/recompute.h"

@@ -58,7 +58,7 @@ TEST(Shares, FoundOutTheyBringTheSumOfTheSpeeds) {
     }
     EXPECT_NEAR(shares.values()[0] / shares.values()[1], 3, 0.4);
     const double slow = seconds[1], fast = *std::min_element(seconds.begin() + 4, seconds.end());
-    EXPECT_GT(slow, 0.060);
+    EXPECT_GT(slow, 0.050);  // 60 ms, and a sleep may end a little early
     EXPECT_LT(fast, 0.030 * 1.25) << "the sum of the speeds would take 30 ms";
   });
 }

@@ -2,6 +2,7 @@
 #include "yoke/parallel/pipeline.h"
 
 #include <ATen/Functions.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/variable.h>
@@ -115,6 +116,8 @@ struct Pipeline::Impl {
       parts.push_back(stages[size_t(action.stage)]);
     }
     device = options.data.device.value_or(device);
+    if (!device.is_cpu() && !device.has_index())
+      device = c10::impl::VirtualGuardImpl(device.type()).getDevice();
     for (const auto& part : parts)
       for (const auto& parameter : part->parameters()) device = parameter.device();
     agree();

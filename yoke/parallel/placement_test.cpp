@@ -115,7 +115,7 @@ TEST(Placement, IsAPipelineByAnotherWord) {
   }
   // A rank without parameters.
   const std::vector<Placed> parts{linear("first", 4, 2),
-                                  {{nullptr, [](auto& x) { return x * 3; }}}};
+                                  {{nullptr, [](auto& x) { return x * 3; }}, test_device()}};
   const at::Tensor before = parts[0].layer.module->parameters()[0].clone();
   run_pipeline(parts, "1f1b", 2, [&](Pipeline& pipeline) {
     AdamW optimizer(pipeline.data(), {{.lr = 0.1}});
@@ -126,7 +126,7 @@ TEST(Placement, IsAPipelineByAnotherWord) {
                       }});
     optimizer.step();
   });
-  EXPECT_FALSE(at::equal(parts[0].layer.module->parameters()[0], before));
+  EXPECT_FALSE(at::equal(parts[0].layer.module->parameters()[0], before.to(test_device())));
   EXPECT_THROW(run_pipeline({linear("one", 4, 4)}, "zbv", 2, [](Pipeline&) {}), Error);
 }
 

@@ -2,7 +2,6 @@
 #include "yoke/parallel/tensor_axis.h"
 
 #include <ATen/Functions.h>
-#include <ATen/OpMathType.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/custom_class.h>
 
@@ -46,37 +45,6 @@ struct Collect : torch::autograd::Function<Collect> {
   }
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     return {own_tokens(gradients[0], kept(context)), {}};  // all ranks go on with the same
-  }
-};
-
-struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& given,
-                            const at::Tensor& targets, int64_t ignored, const Held& held) {
-    const TensorAxis& axis = held->axis;
-    const at::Tensor logits = given.to(at::toOpMathType(given.scalar_type()));
-    const int64_t words = logits.size(1);
-    check_words(targets, words * axis.size(), ignored);
-    const at::Tensor largest = std::get<0>(logits.max(1));
-    if (axis.size() > 1) axis.group.all_reduce(largest, comm::ReduceOp::Max).wait();
-    const at::Tensor shifted = logits - largest.unsqueeze(1);
-    const at::Tensor place = targets - axis.rank() * words;
-    const at::Tensor elsewhere = (place < 0).logical_or(place >= words);
-    const at::Tensor index = place.masked_fill(elsewhere, 0).unsqueeze(1);
-    const at::Tensor wanted = shifted.gather(1, index).squeeze(1).masked_fill(elsewhere, 0);
-    const at::Tensor exponents = shifted.exp();
-    const at::Tensor sums = at::stack({exponents.sum(1), wanted});
-    if (axis.size() > 1) axis.group.all_reduce(sums).wait();
-    const at::Tensor counts = targets != ignored;
-    context->saved_data["dtype"] = given.scalar_type();
-    context->save_for_backward({exponents / sums[0].unsqueeze(1), index,
-                                elsewhere.logical_not().logical_and(counts), counts});
-    return ((sums[0].log() - sums[1]) * counts).sum();
-  }
-  static variable_list backward(AutogradContext* context, variable_list gradients) {
-    const auto saved = context->get_saved_variables();
-    at::Tensor dx = saved[0] * saved[3].unsqueeze(1);
-    dx.scatter_add_(1, saved[1], -saved[2].unsqueeze(1).to(dx.scalar_type()));
-    return {(dx * gradients[0]).to(context->saved_data["dtype"].toScalarType()), {}, {}, {}};
   }
 };
 
@@ -137,11 +105,6 @@ void check_words(const at::Tensor& indices, int64_t words, std::optional<int64_t
   if (wrong.any().item<bool>())
     fail(Kind::Usage, "there is no word ", indices.masked_select(wrong)[0].item<int64_t>(),
          " among ", words);
-}
-
-at::Tensor cross_entropy_sum(const at::Tensor& logits, const at::Tensor& targets,
-                             const TensorAxis& axis, int64_t ignored) {
-  return CrossEntropy::apply(logits, targets, ignored, c10::make_intrusive<Holder>(axis));
 }
 
 }  // namespace yoke::parallel

@@ -51,10 +51,4 @@ at::Tensor collect_tokens(const at::Tensor& mine, const TensorAxis& axis);
 // found when that comes to it.
 void check_words(const at::Tensor& indices, int64_t words, std::optional<int64_t> ignored);
 
-// The sum of the cross entropies of `logits` [tokens, words / ranks], each rank's part of the
-// words, and `targets` [tokens] of all. Nobody ever has all logits. A target that is `ignored`
-// counts 0.
-at::Tensor cross_entropy_sum(const at::Tensor& logits, const at::Tensor& targets,
-                             const TensorAxis& axis, int64_t ignored = -100);
-
 }  // namespace yoke::parallel

@@ -216,6 +216,23 @@ GpuScan visible_gpus(const GpuScan& scan, const std::optional<std::string>& cuda
   return visible;
 }
 
+double peak_flops(const std::string& gpu_name, bool in_16_bits) {
+  struct Peak {
+    const char* name;
+    double tera_16, tera_32;
+  };
+  // A name that is part of another comes after it.
+  static constexpr Peak kPeaks[] = {
+      {"H100 PCIe", 756, 51.2},  {"H100 NVL", 835, 60}, {"H100", 989.4, 66.9},
+      {"H200", 989.4, 66.9},     {"B200", 2250, 75},    {"A100", 312, 19.5},
+      {"A40", 149.7, 37.4},      {"A10", 125, 31.2},    {"L40S", 362, 91.6},
+      {"L4", 121, 30.3},         {"V100", 125, 15.7},   {"T4", 65, 8.1},
+      {"RTX 4090", 165.2, 82.6}, {"RTX 3090", 71, 35.6}};
+  for (const auto& [name, tera_16, tera_32] : kPeaks)
+    if (gpu_name.find(name) != std::string::npos) return (in_16_bits ? tera_16 : tera_32) * 1e12;
+  return 0;
+}
+
 const char* to_string(LinkKind kind) {
   switch (kind) {
     case LinkKind::NvLink:

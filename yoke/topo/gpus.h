@@ -44,6 +44,10 @@ GpuScan scan_gpus(const OpenLibrary& open = open_library);
 // GPUs of different speeds need CUDA_DEVICE_ORDER=PCI_BUS_ID for the two to number them alike.
 GpuScan visible_gpus(const GpuScan& scan, const std::optional<std::string>& cuda_visible_devices);
 
+// Floating point operations a second by the data sheet, without sparsity: of matrices in 16 bits
+// with sums in float32, or in float32. 0: not known.
+double peak_flops(const std::string& gpu_name, bool in_16_bits);
+
 const char* to_string(LinkKind kind);  // "NVLink", "PCIe", "PCIe across sockets"
 
 }  // namespace yoke::topo

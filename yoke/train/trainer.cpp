@@ -2,6 +2,7 @@
 #include "yoke/train/trainer.h"
 
 #include <ATen/Functions.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <unistd.h>
 
 #include <cmath>
@@ -14,6 +15,7 @@
 #include "yoke/data/sampler.h"
 #include "yoke/parallel/optimizer.h"
 #include "yoke/parallel/parallelize.h"
+#include "yoke/parallel/readback.h"
 #include "yoke/train/spike_guard.h"
 #include "yoke/train/state.h"
 
@@ -47,6 +49,14 @@ int64_t resident_bytes() {
   return resident * int64_t(::sysconf(_SC_PAGESIZE));
 }
 
+// The most that has been in use; of a GPU by the ranks of this process.
+int64_t memory_bytes(at::Device device) {
+  if (device.is_cpu()) return resident_bytes();
+  using c10::CachingAllocator::StatType;
+  const auto stats = c10::getDeviceAllocator(device.type())->getDeviceStats(device.index());
+  return stats.allocated_bytes[size_t(StatType::AGGREGATE)].peak;
+}
+
 // Where a pass gets its samples from.
 struct Source {
   const data::Dataset* dataset = nullptr;
@@ -70,10 +80,12 @@ class Run {
         traced_(traced),
         sampler_(dataset.size(), options.shuffle, options.seed),
         pipeline_(parallel::parallelize(model.layers, options.plan, world_,
-                                        {.precision = options.precision})),
+                                        {.precision = options.precision, .device = model.device})),
         optimizer_(make_optimizer(options, pipeline_->data())),
         axis_{pipeline_->mesh().tp, options.plan.sequence},
-        guard_(options.spike) {
+        guard_(options.spike),
+        is_late_(!pipeline_->device().is_cpu() && options.on_nan != OnNan::Rollback) {
+    if (!pipeline_->device().is_cpu()) warm_up();
     if (!options.checkpoints.empty())
       saver_ = std::make_unique<checkpoint::Saver>(
           options.checkpoints, given,
@@ -88,12 +100,15 @@ class Run {
     while (done_ < options_.steps && signal == 0) {
       if (options_.tracer && done_ + 1 == options_.trace_first) begin_trace();
       train_step();
-      if (options_.tracer && done_ == options_.trace_last) end_trace();
-      if (validation_ != nullptr && done_ % options_.eval_every == 0) evaluate();
-      if (options_.stop != nullptr) signal = options_.stop->agreed(world_);
+      const bool traced = options_.tracer && done_ == options_.trace_last;
+      const bool evaluates = validation_ != nullptr && done_ % options_.eval_every == 0;
       const bool regular = options_.save_every > 0 && done_ % options_.save_every == 0;
-      const bool wanted = regular || signal != 0 || done_ == options_.steps;
-      if (saver_ && wanted && done_ != loaded_) save();
+      const bool last = done_ == options_.steps;
+      if (traced || evaluates || regular || last || is_asked_) report_last();
+      if (traced) end_trace();
+      if (evaluates) evaluate();
+      if (is_asked_) signal = options_.stop->agreed(world_);
+      if (saver_ && (regular || signal != 0 || last) && done_ != loaded_) save();
     }
     if (saver_)
       if (const auto failure = saver_->wait(); failure && world_.rank() == 0)
@@ -140,18 +155,40 @@ class Run {
     if (callbacks_.on_trouble && world_.rank() == 0) callbacks_.on_trouble(what);
   }
 
+  int64_t samples_of_pass() const {
+    return options_.batch / options_.plan.dp / options_.plan.micro_batches;
+  }
+
   // This replica's samples of a micro-batch.
   data::Batch read(const Source& source, int micro) const {
-    const int64_t each = options_.batch / options_.plan.dp / options_.plan.micro_batches;
+    const int64_t each = samples_of_pass();
     const int64_t place = pipeline_->mesh().dp.rank() * options_.plan.micro_batches + micro;
     std::vector<int64_t> samples;
     for (int64_t i = source.position + place * each; int64_t(samples.size()) < each; ++i)
       samples.push_back(source.sampler ? source.sampler->at(i) : i);
     const observe::Span span(options_.tracer, "data", observe::Category::Data);
-    auto batch = source.dataset->batch(samples);
-    batch.input = batch.input.to(pipeline_->device());
-    batch.target = batch.target.to(pipeline_->device());
-    return batch;
+    const auto batch = source.dataset->batch(samples);
+    return {to_device(batch.input), to_device(batch.target)};
+  }
+
+  // The host goes on while the copy waits for its turn; only from pinned memory it can.
+  at::Tensor to_device(const at::Tensor& host) const {
+    if (pipeline_->device().is_cpu()) return host;
+    return host.pin_memory().to(pipeline_->device(), /*non_blocking=*/true);
+  }
+
+  // Pinned memory is kept once it is made. To make it waits for the GPU, where later a rank that
+  // shares it may be waiting for this one.
+  void warm_up() const {
+    const auto batch = dataset_.batch(std::vector<int64_t>(size_t(samples_of_pass()), 0));
+    std::vector<at::Tensor> kept;
+    std::vector<parallel::Readback> numbers;
+    for (int i = 0; i < 2 * options_.plan.micro_batches + 2; ++i) {
+      kept.push_back(batch.input.pin_memory());
+      kept.push_back(batch.target.pin_memory());
+      numbers.emplace_back(sums_of({}));
+    }
+    world_.barrier();
   }
 
   Pipeline::Batch batch_of(const Source& source) const {
@@ -172,22 +209,28 @@ class Run {
                 }};
   }
 
-  // Over all replicas, on every rank.
-  double mean_of(const Pipeline::Loss& loss) const {
-    const at::Tensor sums = at::zeros({2}, at::device(pipeline_->device()).dtype(at::kDouble));
+  // Loss, count and whether somebody was told to stop: over all ranks, on each of them.
+  enum : int64_t { Loss, Count, Asked, NumSums };
+  at::Tensor sums_of(const Pipeline::Loss& loss) const {
+    const at::Tensor sums =
+        at::zeros({NumSums}, at::device(pipeline_->device()).dtype(at::kDouble));
     if (loss.sum.defined() && axis_.rank() == 0) {
-      sums[0].copy_(loss.sum.reshape({}));
-      sums[1].fill_(loss.count);
+      sums[Loss].copy_(loss.sum.reshape({}));
+      sums[Count].fill_(loss.count);
     }
+    if (options_.stop != nullptr && options_.stop->pending() != 0) sums[Asked].fill_(1);
     world_.all_reduce(sums).wait();
-    return sums[0].item<double>() / sums[1].item<double>();
+    return sums;
   }
 
   void evaluate() {
     const int64_t batches = std::min(kMostEvaluated, validation_->size() / options_.batch);
     double sum = 0;
-    for (int64_t i = 0; i < batches; ++i)
-      sum += mean_of(pipeline_->evaluate(batch_of({validation_, nullptr, i * options_.batch})));
+    for (int64_t i = 0; i < batches; ++i) {
+      const parallel::Readback sums(
+          sums_of(pipeline_->evaluate(batch_of({validation_, nullptr, i * options_.batch}))));
+      sum += sums[Loss] / sums[Count];
+    }
     if (callbacks_.on_eval && world_.rank() == 0) callbacks_.on_eval(done_, sum / double(batches));
   }
 
@@ -216,24 +259,46 @@ class Run {
     }
   }
 
+  // A step that was given to the device, and what it says of it.
+  struct Issued {
+    Step step = {};
+    parallel::StepInfo info = {};
+    parallel::Readback sums = {};
+    Time start = {};
+  };
+
+  // A GPU is told of a step before it has done the one before: so it never waits for the host.
   void train_step() {
-    const SteadyClock clock;
-    const Time start = clock.now();
-    Step step{.lr = options_.lr.at(done_)};
-    optimizer_->set_lr(step.lr);
+    Issued now{.step = {.step = done_ + 1, .lr = options_.lr.at(done_)}, .start = clock_.now()};
+    optimizer_->set_lr(now.step.lr);
     const auto loss = pipeline_->run(batch_of({&dataset_, &sampler_, position_}));
-    if (options_.tracer) trace_actions(start);
-    const auto info = [&] {
+    if (options_.tracer) trace_actions(now.start);
+    {
       const observe::Span span(options_.tracer, "optimizer");
-      return optimizer_->step();
-    }();
-    step.step = ++done_;
+      now.info = optimizer_->step();
+    }
+    now.sums = parallel::Readback(sums_of(loss));
+    ++done_;
     position_ += options_.batch;
-    step.loss = mean_of(loss);
-    step.grad_norm = info.grad_norm();
-    step.seconds = std::chrono::duration<double>(clock.now() - start).count();
+    report_last();
+    last_ = std::move(now);
+    if (!is_late_) report_last();
+  }
+
+  void report_last() {
+    if (!last_) return;
+    const Issued last = *std::exchange(last_, std::nullopt);
+    Step step = last.step;
+    step.loss = last.sums[Loss] / last.sums[Count];
+    step.grad_norm = last.info.grad_norm();
+    is_asked_ = is_asked_ || last.sums[Asked] > 0;
+    const Time begin = std::max(last.start, reported_);
+    reported_ = clock_.now();
+    step.seconds = std::chrono::duration<double>(reported_ - begin).count();
     step.tokens_per_s = double(options_.batch * model_.tokens) / step.seconds;
-    step.memory_bytes = resident_bytes();
+    if (options_.peak_flops > 0)
+      step.mfu = step.tokens_per_s * model_.flops / (options_.peak_flops * world_.size());
+    step.memory_bytes = memory_bytes(pipeline_->device());
     if (world_.rank() == 0 && callbacks_.on_step) callbacks_.on_step(step);
     if (in_trouble(step) && options_.on_nan == OnNan::Rollback) roll_back();
   }
@@ -289,6 +354,11 @@ class Run {
   const std::unique_ptr<parallel::Optimizer> optimizer_;
   const parallel::TensorAxis axis_;
   SpikeGuard guard_;
+  const bool is_late_;          // a step is reported when the next one is issued
+  std::optional<Issued> last_;  // not reported yet
+  bool is_asked_ = false;       // to stop
+  const SteadyClock clock_;
+  Time reported_ = {};
   std::unique_ptr<checkpoint::Saver> saver_;
   int64_t loaded_ = -1, rolled_to_ = -1;  // steps
   int num_rollbacks_ = 0, num_bad_ = 0;   // to that step; in a row

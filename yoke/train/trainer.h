@@ -7,6 +7,7 @@
 //   run_ranks(plan.num_ranks(), [&](Communicator& world) { trainer.fit(world); });
 //
 // Collective: fit(), by every rank of the world, each on its own thread. Callbacks are rank 0's.
+// On a GPU a step is told of when the next one has been given to it.
 #pragma once
 
 #include <atomic>
@@ -64,6 +65,7 @@ struct TrainerOptions {
   observe::Tracer* tracer = nullptr;
   int64_t trace_first = 0, trace_last = 0;
   const comm::StopSignal* stop = nullptr;  // save and leave at the next step
+  double peak_flops = 0;                   // of a rank's device, for Step::mfu; 0: not known
 };
 
 struct Step {
@@ -72,6 +74,7 @@ struct Step {
   double grad_norm = 0, lr = 0;
   double seconds = 0;
   double tokens_per_s = 0;
+  double mfu = 0;            // the part of peak_flops that the model's arithmetic took
   int64_t memory_bytes = 0;  // of this process, or of the rank's GPU
 };
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "yoke/base/error.h"
+#include "yoke/observe/log.h"
 #include "yoke/topo/library.h"
 
 namespace yoke::parallel {
@@ -100,24 +101,22 @@ std::string compile(const std::string& source, int architecture) {
 bool DeviceCode::load(at::Device device) {
   if (!device.is_cuda()) return false;
   const std::lock_guard lock(mutex_);
+  if (has_failed_) return false;
   try {
     const int architecture = architecture_of(device);
     const auto [module, fresh] = modules_.try_emplace(architecture, nullptr);
-    if (!fresh) return module->second != nullptr;
+    if (!fresh) return true;
     const std::string code = compile(kTypes + source_, architecture);
     YOKE_CALL(cuLibraryLoadData,
               int(void**, const void*, void*, void*, unsigned, void*, void*, unsigned),
               &module->second, code.data(), nullptr, nullptr, 0u, nullptr, nullptr, 0u);
     return true;
   } catch (const Error& error) {
-    why_ = error.what();
+    observe::Log().warning("no kernels of our own on this GPU, LibTorch's take their place",
+                           {{"device", device.str()}, {"why", error.what()}});
+    has_failed_ = true;
     return false;
   }
-}
-
-std::string DeviceCode::why() const {
-  const std::lock_guard lock(mutex_);
-  return why_;
 }
 
 void DeviceCode::launch_with(const char* kernel, at::Device device, int64_t blocks, int threads,

@@ -24,9 +24,8 @@ class DeviceCode {
   DeviceCode& operator=(const DeviceCode&) = delete;
 
   // Compiles and loads it for the GPU, which takes a moment and may wait for what the GPU is doing:
-  // so ask once before ranks that share one begin. False: it cannot be had; see why().
+  // so ask once before ranks that share one begin. False: it cannot be had, which is told once.
   bool load(at::Device device);
-  std::string why() const;
 
   // On the current stream. The types of the arguments are those of the kernel.
   template <typename... Arguments>
@@ -40,10 +39,10 @@ class DeviceCode {
   void launch_with(const char* kernel, at::Device device, int64_t blocks, int threads,
                    void** arguments);
   const std::string source_;
-  mutable std::mutex mutex_;
-  std::map<int, void*> modules_;  // by architecture, 90 for 9.0; null: could not be had
+  std::mutex mutex_;
+  bool has_failed_ = false;
+  std::map<int, void*> modules_;                               // by architecture, 90 for 9.0
   std::map<std::pair<int, std::string_view>, void*> kernels_;  // by device and name
-  std::string why_;
 };
 
 }  // namespace yoke::parallel

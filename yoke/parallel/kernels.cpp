@@ -13,7 +13,7 @@
 namespace yoke::parallel {
 namespace {
 
-constexpr int kThreads = 1024;
+constexpr int kThreads = 512;
 constexpr int64_t kMostBlocks = 4096;  // of a kernel that goes over all elements
 
 constexpr const char* kSource = R"(
@@ -28,33 +28,23 @@ __device__ Sum join(Sum a, Sum b) {
   return {most, a.sum * exp2f((a.most - most) * LOG2E) + b.sum * exp2f((b.most - most) * LOG2E)};
 }
 
-// A thread keeps the first vectors of its row in registers: most rows are read once.
 template <typename T, int N>
 __device__ void cross_entropy(T* logits, const Long* targets, float* losses, Long words,
                               Long ignored, int to_gradient) {
   typedef Vector<T, N> V;
-  constexpr int kKept = N == 1 ? 1 : 8;  // 32 registers
   __shared__ Sum parts[32];
   V* const row = (V*)(logits + blockIdx.x * words);
   const Long target = targets[blockIdx.x], end = words / N;
   Sum mine = {LEAST, 0.f};
-  auto add = [&](const V& v) {
+  for (Long i = threadIdx.x; i < end; i += blockDim.x) {
+    const V v = row[i];
     float most = mine.most;
     for (int k = 0; k < N; ++k) most = fmaxf(most, to_float(v.at[k]));
-    if (most == LEAST) return;
+    if (most == LEAST) continue;
     float sum = mine.sum * exp2f((mine.most - most) * LOG2E);
     for (int k = 0; k < N; ++k) sum += exp2f((to_float(v.at[k]) - most) * LOG2E);
     mine = {most, sum};
-  };
-  V kept[kKept];
-#pragma unroll
-  for (int j = 0; j < kKept; ++j)
-    if (threadIdx.x + j * blockDim.x < end) kept[j] = row[threadIdx.x + j * blockDim.x];
-#pragma unroll
-  for (int j = 0; j < kKept; ++j)
-    if (threadIdx.x + j * blockDim.x < end) add(kept[j]);
-  const Long rest = threadIdx.x + (Long)kKept * blockDim.x;
-  for (Long i = rest; i < end; i += blockDim.x) add(row[i]);
+  }
   for (int step = 16; step > 0; step /= 2)
     mine = join(mine, {__shfl_xor_sync(~0u, mine.most, step), __shfl_xor_sync(~0u, mine.sum, step)});
   if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = mine;
@@ -69,17 +59,14 @@ __device__ void cross_entropy(T* logits, const Long* targets, float* losses, Lon
   if (!to_gradient) return;
   __syncthreads();  // the target's has been read
   const float scale = counts ? 1.f / mine.sum : 0.f;
-  auto write = [&](Long i, V v) {
+  for (Long i = threadIdx.x; i < end; i += blockDim.x) {
+    V v = row[i];
     for (int k = 0; k < N; ++k) {
       const float p = exp2f((to_float(v.at[k]) - mine.most) * LOG2E) * scale;
       put(v.at[k], p - (counts && i * N + k == target ? 1.f : 0.f));
     }
     row[i] = v;
-  };
-#pragma unroll
-  for (int j = 0; j < kKept; ++j)
-    if (threadIdx.x + j * blockDim.x < end) write(threadIdx.x + j * blockDim.x, kept[j]);
-  for (Long i = rest; i < end; i += blockDim.x) write(i, row[i]);
+  }
 }
 
 template <typename T>
@@ -102,7 +89,7 @@ __device__ void multiply(T* values, const float* factor, Long count) {
 }
 
 #define KERNELS(T, name)                                                                        \
-  extern "C" __global__ __launch_bounds__(1024) void cross_entropy_##name(T* logits, const Long* targets, float* losses, \
+  extern "C" __global__ void cross_entropy_##name(T* logits, const Long* targets, float* losses, \
                                                   Long words, Long ignored, int to_gradient) {   \
     cross_entropy_of<T>(logits, targets, losses, words, ignored, to_gradient);                  \
   }                                                                                             \

@@ -3,6 +3,8 @@
 
 #include <ATen/Functions.h>
 #include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <unistd.h>
 
 #include <cmath>
@@ -56,6 +58,33 @@ int64_t memory_bytes(at::Device device) {
   const auto stats = c10::getDeviceAllocator(device.type())->getDeviceStats(device.index());
   return stats.allocated_bytes[size_t(StatType::AGGREGATE)].peak;
 }
+
+// How long a step takes where it is done: a GPU may come to it long after the host.
+class Stopwatch {
+ public:
+  Stopwatch() = default;
+  explicit Stopwatch(at::Device device) : device_(device), start_(SteadyClock().now()) {
+    if (!device.is_cpu()) begin_ = mark();
+  }
+  void stop() {
+    if (begin_) end_ = mark();
+  }
+  double seconds() const {  // waits for the end
+    if (!begin_) return std::chrono::duration<double>(SteadyClock().now() - start_).count();
+    end_->synchronize();
+    return begin_->elapsedTime(*end_) / 1e3;
+  }
+
+ private:
+  std::shared_ptr<c10::Event> mark() const {
+    auto event = std::make_shared<c10::Event>(device_.type(), c10::EventFlag::BACKEND_DEFAULT);
+    event->record(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
+    return event;
+  }
+  at::Device device_ = at::kCPU;
+  Time start_ = {};
+  std::shared_ptr<c10::Event> begin_, end_;
+};
 
 // Where a pass gets its samples from.
 struct Source {
@@ -264,20 +293,23 @@ class Run {
     Step step = {};
     parallel::StepInfo info = {};
     parallel::Readback sums = {};
-    Time start = {};
+    Stopwatch watch = {};
   };
 
   // A GPU is told of a step before it has done the one before: so it never waits for the host.
   void train_step() {
-    Issued now{.step = {.step = done_ + 1, .lr = options_.lr.at(done_)}, .start = clock_.now()};
+    Issued now{.step = {.step = done_ + 1, .lr = options_.lr.at(done_)},
+               .watch = Stopwatch(pipeline_->device())};
+    const Time start = SteadyClock().now();
     optimizer_->set_lr(now.step.lr);
     const auto loss = pipeline_->run(batch_of({&dataset_, &sampler_, position_}));
-    if (options_.tracer) trace_actions(now.start);
+    if (options_.tracer) trace_actions(start);
     {
       const observe::Span span(options_.tracer, "optimizer");
       now.info = optimizer_->step();
     }
     now.sums = parallel::Readback(sums_of(loss));
+    now.watch.stop();
     ++done_;
     position_ += options_.batch;
     report_last();
@@ -292,9 +324,7 @@ class Run {
     step.loss = last.sums[Loss] / last.sums[Count];
     step.grad_norm = last.info.grad_norm();
     is_asked_ = is_asked_ || last.sums[Asked] > 0;
-    const Time begin = std::max(last.start, reported_);
-    reported_ = clock_.now();
-    step.seconds = std::chrono::duration<double>(reported_ - begin).count();
+    step.seconds = last.watch.seconds();
     step.tokens_per_s = double(options_.batch * model_.tokens) / step.seconds;
     if (options_.peak_flops > 0)
       step.mfu = step.tokens_per_s * model_.flops / (options_.peak_flops * world_.size());
@@ -357,8 +387,6 @@ class Run {
   const bool is_late_;          // a step is reported when the next one is issued
   std::optional<Issued> last_;  // not reported yet
   bool is_asked_ = false;       // to stop
-  const SteadyClock clock_;
-  Time reported_ = {};
   std::unique_ptr<checkpoint::Saver> saver_;
   int64_t loaded_ = -1, rolled_to_ = -1;  // steps
   int num_rollbacks_ = 0, num_bad_ = 0;   // to that step; in a row

@@ -81,7 +81,9 @@ def make_step(torch, models, arguments):
     def step():
         nonlocal inputs, targets
         if arguments.loop:
-            inputs, targets = (x.to(arguments.device) for x in models.make_data(name, sizes, arguments.batch))
+            inputs, targets = models.make_data(name, sizes, arguments.batch)
+            if arguments.device != "cpu":  # from pinned memory, so that the host does not wait
+                inputs, targets = (x.pin_memory().to(arguments.device, non_blocking=True) for x in (inputs, targets))
         loss = loss_of(inputs, targets)
         loss.backward()
         if arguments.loop:

@@ -165,7 +165,7 @@ void add_bench_train(CLI::App& app) {
                    "With commas, of torch (one process), compile (the same, torch.compile) and ddp "
                    "(two processes, over gloo): PyTorch's, with the same loop");
   verb->add_option("--trace", options->trace,
-                   "Write a timeline of five steps of the first plan, of LibTorch's profiler");
+                   "Write a timeline of some steps of the first plan, of LibTorch's profiler");
   verb->add_option("--rounds", options->rounds, "How often all of them take turns")
       ->capture_default_str();
   verb->add_option("--steps", options->steps, "Steps of a round; 0: about a second")

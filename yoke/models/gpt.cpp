@@ -122,6 +122,10 @@ Model make_gpt(const GptOptions& given) {
   model.num_parameters = vocab * dim + seq * dim + 2 * dim + layers * (block + 9 * dim + ffn);
   // 2 for each weight forward, 4 backward; attention's two products over half of the tokens.
   model.flops = 6.0 * double(layers * block + vocab * dim) + 6.0 * double(layers * seq * dim);
+  model.costs.assign(size_t(layers) + 2, double(block + seq * dim));
+  model.costs.front() = double(dim);
+  model.costs.back() = double(vocab * dim);
+  model.cut = {{heads, "heads"}, {vocab, "words"}, {ffn, "of ffn"}};
   model.layers = [options, head](const TensorAxis& axis) {
     load_kernels(options.device, options.dim);
     std::vector<LayerFactory> factories;

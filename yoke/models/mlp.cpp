@@ -33,6 +33,7 @@ Model make_mlp(const MlpOptions& given) {
   Model model{.num_parameters = layers * (2 * dim * ffn + dim + ffn),
               .flops = 12.0 * double(layers * dim * ffn),
               .device = device};
+  model.cut = {{ffn, "of ffn"}};
   model.layers = [options](const TensorAxis& axis) {
     std::vector<LayerFactory> factories;
     for (int64_t place = 0; place < options.layers; ++place)

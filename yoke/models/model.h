@@ -7,6 +7,7 @@
 
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "yoke/parallel/parallelize.h"
@@ -20,9 +21,12 @@ struct Model {
   std::function<at::Tensor(const at::Tensor& output, const at::Tensor& target,
                            const parallel::TensorAxis& axis)>
       loss_sum = nullptr;
-  int64_t tokens = 1;            // of a sample; the loss is a mean over them
-  int64_t num_parameters = 0;    // each once
-  double flops = 0;              // of forward and backward of one token
+  int64_t tokens = 1;              // of a sample; the loss is a mean over them
+  int64_t num_parameters = 0;      // each once
+  double flops = 0;                // of forward and backward of one token
+  std::vector<double> costs = {};  // of the layers, relative; empty: each as much as the next
+  // What tensor parallelism cuts: how many there are, and of what.
+  std::vector<std::pair<int64_t, std::string>> cut = {};
   bool can_scatter = false;      // it knows tokens that are elsewhere (sequence parallelism)
   at::Device device = at::kCPU;  // of its layers
 };

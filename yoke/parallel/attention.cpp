@@ -39,11 +39,11 @@ at::Tensor AttentionImpl::forward(const at::Tensor& input) {
   // In one go: backward then puts the gradients together in one.
   const auto parts =
       all.split_with_sizes({heads * head_dim, kv_heads * head_dim, kv_heads * head_dim}, /*dim=*/2);
-  auto by_head = [&, size = head_dim](const at::Tensor& part) {  // [batch, heads, tokens, head_dim]
-    return part.view({batch, tokens, -1, size}).transpose(1, 2);
+  auto by_head = [&, size = head_dim](const at::Tensor& part, int64_t count) {
+    return part.view({batch, tokens, count, size}).transpose(1, 2);  // [batch, heads, tokens, size]
   };
-  const at::Tensor q = by_head(parts[0]);
-  at::Tensor k = by_head(parts[1]), v = by_head(parts[2]);
+  const at::Tensor q = by_head(parts[0], heads);
+  at::Tensor k = by_head(parts[1], kv_heads), v = by_head(parts[2], kv_heads);
   if (kv_heads < heads) {
     k = k.repeat_interleave(heads / kv_heads, 1);
     v = v.repeat_interleave(heads / kv_heads, 1);

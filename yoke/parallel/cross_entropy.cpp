@@ -3,6 +3,7 @@
 
 #include <ATen/Functions.h>
 #include <ATen/OpMathType.h>
+#include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "yoke/base/error.h"
@@ -44,19 +45,24 @@ struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
   }
 };
 
-// All in one pass over the logits.
+// Loss and gradient in one go, the gradient where the logits were.
 struct FusedCrossEntropy : torch::autograd::Function<FusedCrossEntropy> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& logits,
-                            const at::Tensor& targets, int64_t ignored) {
+                            const at::Tensor& targets, int64_t ignored, bool to_gradient) {
     check_words(targets, logits.size(1), ignored);
-    const at::Tensor losses = fused_cross_entropy(logits, targets, ignored, logits.requires_grad());
+    const at::Tensor losses = fused_cross_entropy(logits, targets, ignored, to_gradient);
+    if (to_gradient)
+      logits.unsafeGetTensorImpl()->bump_version();  // whoever has saved them is told
     context->save_for_backward({logits.detach()});
     return losses.sum();
   }
   static variable_list backward(AutogradContext* context, variable_list gradients) {
+    if (at::GradMode::is_enabled() || context->saved_data.count("used") > 0)
+      fail(Kind::Usage, "the cross entropy has one backward, and that no gradient");
+    context->saved_data["used"] = true;
     const at::Tensor gradient = context->get_saved_variables()[0];
     multiply_unless_one(gradient, gradients[0]);
-    return {gradient, {}, {}};
+    return {gradient, {}, {}, {}};
   }
 };
 
@@ -65,7 +71,10 @@ struct FusedCrossEntropy : torch::autograd::Function<FusedCrossEntropy> {
 at::Tensor cross_entropy_sum(const at::Tensor& logits, const at::Tensor& targets,
                              const TensorAxis& axis, int64_t ignored) {
   if (axis.size() > 1) return CrossEntropy::apply(logits, targets, ignored, axis);
-  if (has_kernels(logits)) return FusedCrossEntropy::apply(logits, targets, ignored);
+  // In float16 a gradient must be multiplied with the loss scale before it is rounded.
+  const bool wanted = at::GradMode::is_enabled() && logits.requires_grad();
+  if (has_kernels(logits) && !(wanted && logits.scalar_type() == at::kHalf))
+    return FusedCrossEntropy::apply(logits, targets, ignored, wanted);
   return at::cross_entropy_loss(logits, targets, {}, at::Reduction::Sum, ignored);
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The loss of models of words, without a copy of the logits in more bits.
+// The loss of models of words; on a GPU of one rank without a copy of the logits.
 #pragma once
 
 #include "yoke/parallel/tensor_axis.h"

@@ -95,7 +95,6 @@ struct DataParallel::Impl {
   }
 
   void take(Parts parts) {
-    by_hand = true;
     device = options.device.value_or(device);
     std::vector<std::vector<int>> groups;
     for (const auto& part : parts) {
@@ -219,7 +218,7 @@ struct DataParallel::Impl {
                          .dtype = compute_type(options.precision, own_type),
                          .device = device,
                          .reshard_after_forward = options.reshard_after_forward,
-                         .by_hand = by_hand});
+                         .by_hand = options.by_hand});
   }
   std::unique_ptr<Gradients> make_gradients() const {
     return std::make_unique<Gradients>(layout, model.trainable, comm,
@@ -409,7 +408,6 @@ struct DataParallel::Impl {
   // As they were before they were put into buckets of fewer bits, until the order is learnt.
   std::vector<at::Tensor> values;
   bool learning = false;
-  bool by_hand = false;   // ZeRO 3: the caller says when
   at::Tensor first_sums;  // of the parameters as they were put into buckets, while learning
   std::shared_ptr<const plan::Layout> layout;
   std::unique_ptr<Weights> weights;

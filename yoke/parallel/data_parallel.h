@@ -57,6 +57,9 @@ struct DataParallelOptions {
     bool tied = false;  // all names are one parameter's, which has the first one on every rank
   };
   std::vector<Shared> shared = {};
+  // Of a model in parts, at stage 3: unshard() and reshard() say when parameters are gathered; else
+  // their first touch does.
+  bool by_hand = false;
   // Of a rank without parameters, in a model in parts; else it is theirs.
   std::optional<at::Device> device = {};
 };

@@ -12,7 +12,7 @@
 namespace yoke::parallel {
 namespace {
 
-// The types that a tensor may have, as float and back, and sums over a block of threads.
+// The types that a tensor may have, as float and back.
 constexpr const char* kTypes = R"(
 typedef unsigned short Half;
 typedef long long Long;
@@ -71,6 +71,22 @@ int architecture_of(at::Device device) {
   return major * 10 + minor;
 }
 
+// The thread's context while this lives: backward's threads may have none, or another GPU's.
+class InContext {
+ public:
+  explicit InContext(void* context) {
+    static const auto push = functions().get<int(void*)>("cuCtxPushCurrent_v2");
+    call(push, "cuCtxPushCurrent", context);
+  }
+  ~InContext() {
+    static const auto pop = functions().get<int(void**)>("cuCtxPopCurrent_v2");
+    void* context = nullptr;
+    pop(&context);
+  }
+  InContext(const InContext&) = delete;
+  InContext& operator=(const InContext&) = delete;
+};
+
 std::string compile(const std::string& source, int architecture) {
   using Program = void*;
   Program program = nullptr;
@@ -102,14 +118,11 @@ bool DeviceCode::load(at::Device device) {
   if (!device.is_cuda()) return false;
   const std::lock_guard lock(mutex_);
   if (has_failed_) return false;
+  if (loaded_.contains(device.index())) return true;
   try {
-    const int architecture = architecture_of(device);
-    const auto [module, fresh] = modules_.try_emplace(architecture, nullptr);
-    if (!fresh) return true;
-    const std::string code = compile(kTypes + source_, architecture);
-    YOKE_CALL(cuLibraryLoadData,
-              int(void**, const void*, void*, void*, unsigned, void*, void*, unsigned),
-              &module->second, code.data(), nullptr, nullptr, 0u, nullptr, nullptr, 0u);
+    Loaded loaded;
+    put_on(device, loaded);
+    loaded_[device.index()] = std::move(loaded);
     return true;
   } catch (const Error& error) {
     observe::Log().warning("no kernels of our own on this GPU, LibTorch's take their place",
@@ -119,24 +132,39 @@ bool DeviceCode::load(at::Device device) {
   }
 }
 
-void DeviceCode::launch_with(const char* kernel, at::Device device, int64_t blocks, int threads,
-                             void** arguments) {
+void DeviceCode::put_on(at::Device device, Loaded& loaded) {
+  const int architecture = architecture_of(device);
+  std::string& code = compiled_[architecture];
+  if (code.empty()) code = compile(kTypes + source_, architecture);
+  int handle = 0;
+  YOKE_CALL(cuDeviceGet, int(int*, int), &handle, int(device.index()));
+  YOKE_CALL(cuDevicePrimaryCtxRetain, int(void**, int), &loaded.context, handle);
+  const InContext in_context(loaded.context);
+  void* library = nullptr;
+  YOKE_CALL(cuLibraryLoadData,
+            int(void**, const void*, void*, void*, unsigned, void*, void*, unsigned), &library,
+            code.data(), nullptr, nullptr, 0u, nullptr, nullptr, 0u);
+  for (const auto& name : names_) {
+    void *kernel = nullptr, *function = nullptr;
+    YOKE_CALL(cuLibraryGetKernel, int(void**, void*, const char*), &kernel, library, name.c_str());
+    YOKE_CALL(cuKernelGetFunction, int(void**, void*), &function, kernel);  // loads it
+    loaded.kernels[name] = function;
+  }
+}
+
+void DeviceCode::launch_with(std::string_view kernel, at::Device device, int64_t blocks,
+                             int threads, void** arguments) {
   if (blocks == 0) return;
   using U = unsigned;
   static const auto cu_launch =
       functions().get<int(void*, U, U, U, U, U, U, U, void*, void**, void**)>("cuLaunchKernel");
-  void* function = nullptr;
-  {
-    const std::lock_guard lock(mutex_);
-    void*& known = kernels_[{int(device.index()), kernel}];
-    if (known == nullptr)
-      YOKE_CALL(cuLibraryGetKernel, int(void**, void*, const char*), &known,
-                modules_.at(architecture_of(device)), kernel);
-    function = known;
-  }
+  std::unique_lock lock(mutex_);
+  const Loaded& loaded = loaded_.at(device.index());  // stays where it is
+  lock.unlock();
+  const InContext in_context(loaded.context);
   const c10::Stream stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
-  call(cu_launch, kernel, function, U(blocks), 1u, 1u, U(threads), 1u, 1u, 0u,
-       stream.native_handle(), arguments, nullptr);
+  call(cu_launch, "cuLaunchKernel", loaded.kernels.find(kernel)->second, U(blocks), 1u, 1u,
+       U(threads), 1u, 1u, 0u, stream.native_handle(), arguments, nullptr);
 }
 
 }  // namespace yoke::parallel

@@ -8,41 +8,51 @@
 #include <ATen/core/Tensor.h>
 
 #include <array>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace yoke::parallel {
 
 class DeviceCode {
  public:
-  // Kernels of `source` are extern "C", with literal names. It has the types Bf16 and Fp16, with
-  // to_float(x) and put(to, float), and Vector<T, N> (device_code.cpp).
-  explicit DeviceCode(std::string source) : source_(std::move(source)) {}
+  // The kernels of `source` are extern "C". It has the types Bf16 and Fp16, with to_float(x) and
+  // put(to, float), and Vector<T, N> (device_code.cpp).
+  DeviceCode(std::string source, std::vector<std::string> kernels)
+      : source_(std::move(source)), names_(std::move(kernels)) {}
   DeviceCode(const DeviceCode&) = delete;
   DeviceCode& operator=(const DeviceCode&) = delete;
 
-  // Compiles and loads it for the GPU, which takes a moment and may wait for what the GPU is doing:
-  // so ask once before ranks that share one begin. False: it cannot be had, which is told once.
+  // Compiles it and puts it on the GPU, which takes a moment and may wait for what the GPU is
+  // doing: so ask once before ranks that share one begin. False: it cannot be had, which is told
+  // once.
   bool load(at::Device device);
 
-  // On the current stream. The types of the arguments are those of the kernel.
+  // On the current stream; after load(). The types of the arguments are those of the kernel.
   template <typename... Arguments>
-  void launch(const char* kernel, at::Device device, int64_t blocks, int threads,
+  void launch(std::string_view kernel, at::Device device, int64_t blocks, int threads,
               Arguments... arguments) {
     std::array<void*, sizeof...(Arguments)> pointers{&arguments...};
     launch_with(kernel, device, blocks, threads, pointers.data());
   }
 
  private:
-  void launch_with(const char* kernel, at::Device device, int64_t blocks, int threads,
+  struct Loaded {
+    void* context = nullptr;
+    std::map<std::string, void*, std::less<>> kernels = {};
+  };
+  void put_on(at::Device device, Loaded& loaded);
+  void launch_with(std::string_view kernel, at::Device device, int64_t blocks, int threads,
                    void** arguments);
   const std::string source_;
+  const std::vector<std::string> names_;
   std::mutex mutex_;
   bool has_failed_ = false;
-  std::map<int, void*> modules_;                               // by architecture, 90 for 9.0
-  std::map<std::pair<int, std::string_view>, void*> kernels_;  // by device and name
+  std::map<int, std::string> compiled_;  // by architecture, 90 for 9.0
+  std::map<int, Loaded> loaded_;         // by device
 };
 
 }  // namespace yoke::parallel

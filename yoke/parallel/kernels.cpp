@@ -36,15 +36,21 @@ __device__ void cross_entropy(T* logits, const Long* targets, float* losses, Lon
   V* const row = (V*)(logits + blockIdx.x * words);
   const Long target = targets[blockIdx.x], end = words / N;
   Sum mine = {LEAST, 0.f};
+  bool is_number = true;
   for (Long i = threadIdx.x; i < end; i += blockDim.x) {
     const V v = row[i];
     float most = mine.most;
-    for (int k = 0; k < N; ++k) most = fmaxf(most, to_float(v.at[k]));
+    for (int k = 0; k < N; ++k) {
+      const float x = to_float(v.at[k]);
+      most = fmaxf(most, x);  // which leaves out what is no number
+      is_number = is_number && x == x;
+    }
     if (most == LEAST) continue;
     float sum = mine.sum * exp2f((mine.most - most) * LOG2E);
     for (int k = 0; k < N; ++k) sum += exp2f((to_float(v.at[k]) - most) * LOG2E);
     mine = {most, sum};
   }
+  if (!is_number) mine = {0.f, __uint_as_float(0x7fc00000u)};
   for (int step = 16; step > 0; step /= 2)
     mine = join(mine, {__shfl_xor_sync(~0u, mine.most, step), __shfl_xor_sync(~0u, mine.sum, step)});
   if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = mine;
@@ -233,6 +239,14 @@ KERNELS(Bf16, bf16)
 KERNELS(Fp16, f16)
 )";
 
+// Of each type.
+std::vector<std::string> kernel_names(std::initializer_list<const char*> kernels) {
+  std::vector<std::string> names;
+  for (const char* kernel : kernels)
+    for (const char* type : {"_f32", "_bf16", "_f16"}) names.push_back(cat(kernel, type));
+  return names;
+}
+
 constexpr int kVector = 8, kMostWide = 8;  // elements; vectors of a lane
 constexpr int kNormThreads = 128, kRowsOfBlock = kNormThreads / 32;
 constexpr int64_t kNormBlocks = 528;  // of backward: four on each of 132 processors
@@ -242,19 +256,13 @@ DeviceCode* norm_code(int64_t dim) {
   static const auto all = [] {
     std::array<std::unique_ptr<DeviceCode>, kMostWide + 1> codes;
     for (int width = 1; width <= kMostWide; ++width)
-      codes[size_t(width)] =
-          std::make_unique<DeviceCode>(cat("#define WIDTH ", width, "\n", kNormSource));
+      codes[size_t(width)] = std::make_unique<DeviceCode>(
+          cat("#define WIDTH ", width, "\n", kNormSource), kernel_names({"norm", "norm_backward"}));
     return codes;
   }();
   const int64_t width = (dim / kVector + 31) / 32;
   return dim % kVector == 0 && width >= 1 && width <= kMostWide ? all[size_t(width)].get()
                                                                 : nullptr;
-}
-
-bool is_aligned(const at::Tensor& tensor) {
-  return reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) %
-             (kVector * size_t(tensor.element_size())) ==
-         0;
 }
 
 const void* pointer(const at::Tensor& tensor) {
@@ -263,12 +271,12 @@ const void* pointer(const at::Tensor& tensor) {
 
 bool is_type(const at::Tensor& tensor) {
   const auto type = tensor.scalar_type();
-  return tensor.is_cuda() && tensor.is_contiguous() &&
+  return tensor.is_cuda() && is_aligned(tensor) &&
          (type == at::kFloat || type == at::kBFloat16 || type == at::kHalf);
 }
 
 DeviceCode& code() {
-  static DeviceCode instance(kSource);
+  static DeviceCode instance(kSource, kernel_names({"cross_entropy", "multiply"}));
   return instance;
 }
 
@@ -289,6 +297,12 @@ const char* of_type(const at::Tensor& tensor, const char* f32, const char* bf16,
 
 }  // namespace
 
+bool is_aligned(const at::Tensor& tensor) {
+  const size_t vector = kVector * size_t(tensor.element_size());
+  return tensor.is_contiguous() &&
+         reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % vector == 0;
+}
+
 void load_kernels(at::Device device, int64_t dim) {
   if (!device.is_cuda()) return;
   if (!device.has_index()) device = c10::impl::VirtualGuardImpl(device.type()).getDevice();
@@ -303,7 +317,10 @@ bool has_kernels(const at::Tensor& tensor) {
 bool has_norm_kernels(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   if (!weight.defined() || !bias.defined() || weight.dim() != 1 || x.numel() == 0) return false;
   DeviceCode* const code = norm_code(weight.numel());
-  return code != nullptr && is_type(x) && x.size(-1) == weight.numel() && is_aligned(x) &&
+  // Where parameters will lie is not yet known under ZeRO 3.
+  const bool in_place =
+      weight.storage_offset() % kVector == 0 && bias.storage_offset() % kVector == 0;
+  return code != nullptr && in_place && is_type(x) && x.size(-1) == weight.numel() &&
          weight.scalar_type() == x.scalar_type() && bias.scalar_type() == x.scalar_type() &&
          weight.device() == x.device() && code->load(x.device());
 }
@@ -311,7 +328,6 @@ bool has_norm_kernels(const at::Tensor& x, const at::Tensor& weight, const at::T
 Normed fused_norm(const at::Tensor& x, const at::Tensor& branch, const at::Tensor& gamma,
                   const at::Tensor& beta, double eps) {
   const int64_t dim = x.size(-1), rows = x.numel() / dim;
-  YOKE_CHECK(is_aligned(gamma) && is_aligned(beta));
   const auto numbers = x.options().dtype(at::kFloat);
   Normed normed{x, at::empty_like(x), at::empty({rows}, numbers), at::empty({rows}, numbers)};
   if (branch.defined()) normed.sum = at::empty_like(x);

@@ -13,6 +13,8 @@ void load_kernels(at::Device device, int64_t dim);
 // Whether they can be had for such a tensor: contiguous, on a GPU, of a floating type up to
 // float32.
 bool has_kernels(const at::Tensor& tensor);
+// Contiguous, and can be read in vectors.
+bool is_aligned(const at::Tensor& tensor);
 
 bool has_norm_kernels(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
 

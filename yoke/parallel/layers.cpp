@@ -14,6 +14,7 @@
 #include "yoke/parallel/autocast.h"
 #include "yoke/parallel/deferral.h"
 #include "yoke/parallel/kernels.h"
+#include "yoke/parallel/touch.h"
 
 namespace yoke::parallel {
 namespace {
@@ -198,9 +199,8 @@ struct FusedNormFunction : torch::autograd::Function<FusedNormFunction> {
   static variable_list forward(AutogradContext* context, const at::Tensor& x,
                                const std::optional<at::Tensor>& branch, const at::Tensor& weight,
                                const at::Tensor& bias, double eps, const Held& way) {
-    // An operation that is seen to use them, as a stage of ZeRO wants.
-    const Normed normed =
-        fused_norm(x, branch.value_or(at::Tensor()), weight.detach(), bias.detach(), eps);
+    YOKE_TOUCH("yoke::fused_norm", weight, bias);
+    const Normed normed = fused_norm(x, branch.value_or(at::Tensor()), weight, bias, eps);
     context->save_for_backward({normed.sum, weight, bias, normed.mean, normed.rstd});
     context->saved_data["adds"] = branch.has_value();
     context->set_materialize_grads(false);
@@ -211,6 +211,9 @@ struct FusedNormFunction : torch::autograd::Function<FusedNormFunction> {
     const auto saved = context->get_saved_variables();
     const auto way = kept(context);
     const bool adds = context->saved_data["adds"].toBool();
+    if (at::GradMode::is_enabled())
+      fail(Kind::Usage,
+           "on a GPU the gradient of a LayerNorm of yoke has no gradient; take torch's");
     if (!gradients[1].defined())
       return {gradients[0], adds ? gradients[0] : at::Tensor(), {}, {}, {}, {}};
     const auto& [dx, dw, db] =
@@ -336,9 +339,9 @@ std::vector<at::Tensor> LayerNormImpl::fused(const at::Tensor& input, const at::
 }
 
 LayerNormImpl::Sum LayerNormImpl::sum(const at::Tensor& input, const at::Tensor& branch) {
-  const bool alike =
-      !branch.defined() || (branch.sizes() == input.sizes() &&
-                            branch.scalar_type() == input.scalar_type() && branch.is_contiguous());
+  const bool alike = !branch.defined() || (branch.sizes() == input.sizes() &&
+                                           branch.scalar_type() == input.scalar_type() &&
+                                           branch.device() == input.device() && is_aligned(branch));
   if (alike && has_norm_kernels(input, weight, bias)) {
     const auto both = fused(input, branch);
     return {both[0], both[1]};

@@ -18,6 +18,7 @@
 #include "yoke/base/error.h"
 #include "yoke/base/text.h"
 #include "yoke/comm/error_text.h"
+#include "yoke/parallel/kernels.h"
 #include "yoke/parallel/layers.h"
 #include "yoke/plan/balance.h"
 #include "yoke/plan/check.h"
@@ -35,9 +36,13 @@ bool has(const plan::Schedule& schedule, bool (*wanted)(const Action&)) {
                              [&](const auto& row) { return std::ranges::any_of(row, wanted); });
 }
 
+bool is_unshard(const Action& action) { return action.act == Act::Unshard; }
+
 // What a rank runs: with messages, reductions and the optimizer's step.
 plan::Schedule completed(plan::Schedule schedule, int zero) {
-  if (zero == 3 && !has(schedule, [](const Action& action) { return action.act == Act::Unshard; }))
+  // One rank has one stage, the whole model: its layers are gathered one by one as they are
+  // touched.
+  if (zero == 3 && schedule.num_ranks() > 1 && !has(schedule, is_unshard))
     schedule = plan::add_unshards(schedule);
   if (!has(schedule, [](const Action& action) { return action.is_message(); }))
     schedule = plan::add_messages(schedule);
@@ -120,9 +125,15 @@ struct Pipeline::Impl {
       device = c10::impl::VirtualGuardImpl(device.type()).getDevice();
     for (const auto& part : parts)
       for (const auto& parameter : part->parameters()) device = parameter.device();
+    for (const auto& part : parts)
+      for (const auto& module : part->modules())
+        if (const auto* norm = module->as<LayerNormImpl>();
+            norm != nullptr && norm->weight.defined())
+          load_kernels(device, norm->weight.numel());
     agree();
     DataParallelOptions data_options = options.data;
     data_options.device = device;
+    data_options.by_hand = has(schedule, is_unshard);
     data_options.across = mesh.across;
     for (const auto& names : options.ties) tie(names, data_options);
     share(options, data_options);

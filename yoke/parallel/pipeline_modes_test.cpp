@@ -75,6 +75,35 @@ TEST(PipelineModes, FewBits) {
     }
 }
 
+// Under ZeRO 3 one stage has never all of its parameters at once, and the result is the same.
+TEST(PipelineModes, OneStageIsGatheredLayerByLayer) {
+  for (const std::string name : {"1f1b", "gpipe", "zb-h1"}) {
+    std::vector<double> norms[2];
+    for (const int zero : {0, 3})
+      on_ranks(2, [&](Communicator& world) {
+        constexpr int kMicro = 2;
+        Pipeline pipeline(make_layers(),
+                          plan::make_schedule(name, {.ranks = 1, .micro_batches = kMicro}),
+                          MeshGroups(world, {.dp = 2}),
+                          {.data = {.zero = zero, .bucket_bytes = 4096, .first_bucket_bytes = 64}});
+        const auto optimizer = make_optimizer("sgd", pipeline.data());
+        for (int step = 0; step < kSteps; ++step) {
+          pipeline.run(batch_of(step, kMicro));
+          const double norm = optimizer->step().grad_norm();
+          pipeline.evaluate(batch_of(step, kMicro));
+          if (world.rank() == 0) norms[zero / 3].push_back(norm);
+        }
+        const auto memory = pipeline.data().memory();
+        const int64_t all = pipeline.data().layout().num_elements() * int64_t(sizeof(double));
+        if (zero == 3 && name != "zb-h1") {  // whose halves have the gradients of all layers open
+          EXPECT_LT(memory.pool, all / 2) << name;
+        }
+      });
+    for (size_t i = 0; i < norms[0].size(); ++i)
+      EXPECT_NEAR(norms[0][i], norms[1][i], 1e-11 * norms[0][i]) << name;
+  }
+}
+
 // A stage with nothing to be trained, a layer without gradients, and a parameter nobody uses.
 TEST(PipelineModes, FrozenAndUnusedParameters) {
   auto layers = make_layers();

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/record_function.h>
 
 #include <cstdint>
 
@@ -48,3 +49,6 @@ class TouchObserver {
 };
 
 }  // namespace yoke::parallel
+
+// Until the end of the block: an operation on these tensors that is not one of LibTorch's.
+#define YOKE_TOUCH(name, ...) RECORD_FUNCTION(name, std::vector<c10::IValue>({__VA_ARGS__}))

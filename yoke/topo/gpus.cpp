@@ -216,6 +216,20 @@ GpuScan visible_gpus(const GpuScan& scan, const std::optional<std::string>& cuda
   return visible;
 }
 
+namespace {
+
+// "L4" is not in "L40".
+bool has_word(const std::string& text, const std::string& word) {
+  const size_t at = text.find(word);
+  if (at == std::string::npos) return false;
+  const auto is_part = [&](size_t i) {
+    return i < text.size() && std::isalnum(static_cast<unsigned char>(text[i]));
+  };
+  return !is_part(at + word.size()) && (at == 0 || !is_part(at - 1));
+}
+
+}  // namespace
+
 double peak_flops(const std::string& gpu_name, bool in_16_bits) {
   struct Peak {
     const char* name;
@@ -229,7 +243,7 @@ double peak_flops(const std::string& gpu_name, bool in_16_bits) {
       {"L4", 121, 30.3},         {"V100", 125, 15.7},   {"T4", 65, 8.1},
       {"RTX 4090", 165.2, 82.6}, {"RTX 3090", 71, 35.6}};
   for (const auto& [name, tera_16, tera_32] : kPeaks)
-    if (gpu_name.find(name) != std::string::npos) return (in_16_bits ? tera_16 : tera_32) * 1e12;
+    if (has_word(gpu_name, name)) return (in_16_bits ? tera_16 : tera_32) * 1e12;
   return 0;
 }
 

@@ -288,3 +288,12 @@ TEST(Cgroup, NothingToReadIsNoLimit) {
   EXPECT_FALSE(limits.cpus);
   EXPECT_FALSE(limits.memory_bytes);
 }
+
+TEST(Gpus, PeaksAreOfTheWholeName) {
+  EXPECT_DOUBLE_EQ(peak_flops("NVIDIA H200", true), 989.4e12);
+  EXPECT_DOUBLE_EQ(peak_flops("NVIDIA H100 PCIe", true), 756e12);
+  EXPECT_DOUBLE_EQ(peak_flops("NVIDIA H100 80GB HBM3", false), 66.9e12);
+  EXPECT_DOUBLE_EQ(peak_flops("NVIDIA A100-SXM4-80GB", true), 312e12);
+  for (const char* other : {"NVIDIA L40", "NVIDIA RTX A4000", "NVIDIA A10G", "T400", ""})
+    EXPECT_EQ(peak_flops(other, true), 0) << other;
+}

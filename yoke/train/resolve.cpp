@@ -8,6 +8,8 @@
 #include "yoke/base/text.h"
 #include "yoke/models/gpt.h"
 #include "yoke/models/mlp.h"
+#include "yoke/plan/balance.h"
+#include "yoke/plan/generate.h"
 
 namespace yoke::train {
 namespace {
@@ -87,6 +89,10 @@ std::pair<plan::Plan, Sizes> resolve(const Config& config, int ranks) {
          int64_t(plan.pp) * plan.dp * plan.tp, " ranks, and run.devices gives ", ranks);
 
   const auto& train = config.train;
+  if ((train.eval_every > 0) != (config.data.val_fraction > 0))
+    fail(Kind::Config, "train.eval_every = ", train.eval_every,
+         " and data.val_fraction = ", config.data.val_fraction,
+         ": evaluation wants both, how often and on which part of the data");
   const int64_t told = int64_t(plan.dp) * given.micro_batches * train.micro_batch;
   Sizes sizes{.batch = train.batch > 0 ? train.batch : told > 0 ? told : kUsualBatch};
   if (sizes.batch % plan.dp != 0)
@@ -107,8 +113,19 @@ std::pair<plan::Plan, Sizes> resolve(const Config& config, int ranks) {
   if (plan.sequence && !model.can_scatter)
     fail(Kind::Config, "plan.sequence_parallel: an ", config.model.arch,
          " has no sequence of tokens");
+  for (const auto& [count, what] : model.cut)
+    if (count % plan.tp != 0)
+      fail(Kind::Config, "plan.tp = ", plan.tp, " does not divide the ", count, " ", what,
+           " of the model; choose another plan.tp, or another size");
+  if (plan.sequence && model.tokens % plan.tp != 0)
+    fail(Kind::Config, "plan.sequence_parallel: plan.tp = ", plan.tp, " does not divide the ",
+         model.tokens, " tokens of a sample");
   plan.ties = model.ties;
-  plan.check(ranks, int(model.layers({}).size()));
+  const int num_layers = int(model.layers({}).size());
+  plan.check(ranks, num_layers);
+  const int stages = plan::make_schedule(plan.schedule, plan.shape()).num_stages();
+  if (plan.layers_per_stage.empty() && stages > 1 && !model.costs.empty())
+    plan.layers_per_stage = plan::balance(model.costs, stages);
   return {plan, sizes};
 }
 

@@ -51,7 +51,7 @@ int64_t resident_bytes() {
   return resident * int64_t(::sysconf(_SC_PAGESIZE));
 }
 
-// The most that has been in use; of a GPU by the ranks of this process.
+// The most that has been in use; of a GPU what LibTorch has had for the ranks of this process.
 int64_t memory_bytes(at::Device device) {
   if (device.is_cpu()) return resident_bytes();
   using c10::CachingAllocator::StatType;
@@ -202,7 +202,7 @@ class Run {
 
   // The host goes on while the copy waits for its turn; only from pinned memory it can.
   at::Tensor to_device(const at::Tensor& host) const {
-    if (pipeline_->device().is_cpu()) return host;
+    if (!host.is_cpu() || pipeline_->device().is_cpu()) return host.to(pipeline_->device());
     return host.pin_memory().to(pipeline_->device(), /*non_blocking=*/true);
   }
 
@@ -210,12 +210,14 @@ class Run {
   // shares it may be waiting for this one.
   void warm_up() const {
     const auto batch = dataset_.batch(std::vector<int64_t>(size_t(samples_of_pass()), 0));
+    if (!batch.input.is_cpu()) return;
     std::vector<at::Tensor> kept;
     std::vector<parallel::Readback> numbers;
     for (int i = 0; i < 2 * options_.plan.micro_batches + 2; ++i) {
       kept.push_back(batch.input.pin_memory());
       kept.push_back(batch.target.pin_memory());
-      numbers.emplace_back(sums_of({}));
+      numbers.emplace_back(
+          at::zeros({NumSums}, at::device(pipeline_->device()).dtype(at::kDouble)));
     }
     world_.barrier();
   }
@@ -296,7 +298,7 @@ class Run {
     Stopwatch watch = {};
   };
 
-  // A GPU is told of a step before it has done the one before: so it never waits for the host.
+  // A GPU is given a step before it has done the one before: so it does not wait for the host.
   void train_step() {
     Issued now{.step = {.step = done_ + 1, .lr = options_.lr.at(done_)},
                .watch = Stopwatch(pipeline_->device())};
@@ -304,6 +306,7 @@ class Run {
     optimizer_->set_lr(now.step.lr);
     const auto loss = pipeline_->run(batch_of({&dataset_, &sampler_, position_}));
     if (options_.tracer) trace_actions(start);
+    report_last();  // now: if it was bad, the optimizer ends the run
     {
       const observe::Span span(options_.tracer, "optimizer");
       now.info = optimizer_->step();
@@ -312,7 +315,6 @@ class Run {
     now.watch.stop();
     ++done_;
     position_ += options_.batch;
-    report_last();
     last_ = std::move(now);
     if (!is_late_) report_last();
   }

@@ -7,7 +7,8 @@
 //   run_ranks(plan.num_ranks(), [&](Communicator& world) { trainer.fit(world); });
 //
 // Collective: fit(), by every rank of the world, each on its own thread. Callbacks are rank 0's.
-// On a GPU a step is told of when the next one has been given to it.
+// On a GPU a step is told of when the next one has been given to it, and a signal is seen one
+// later.
 #pragma once
 
 #include <atomic>

@@ -133,6 +133,14 @@ says again 'was killed by signal 9 .*restart 1 of 3'
 says again '^goes on after step (40|60)$'
 says again '^step 300/300 '
 
+# A signal to the whole group, which the run then gets from two sides, is one signal; and two runs cannot have one folder.
+background group setsid env --default-signal=INT "$yoke" train "${long[@]}" run.name=group run.max_restarts=3 checkpoint.every=5
+await group '^step +5/' 30
+expect 2 'another process is saving to .*group' "$yoke" train "${long[@]}" run.name=group --resume
+kill -INT -- "-${pids[group]}"
+finish group 130 20
+says group '^stopped; the model is in '
+
 section "processes started by hand, one of which dies"
 YOKE_PORT=$(free_port)
 export YOKE_PORT
@@ -144,6 +152,9 @@ kill -KILL "${pids[dies.1]}"
 finish dies.0 3 15
 says dies.0 'rank 1 .*died'
 ! grep -q 'stopped; ' "$scratch/dies.0" || fail "a death was taken for a request to stop"
+YOKE_ADDRESS=no-such-host.invalid start lost 1 2 "$yoke" train "${long[@]:0:${#long[@]}-1}" cpu:1 run.name=lost run.timeout_s=7
+await lost.1 'still on the way to process 0 .*no-such-host.invalid' 15
+finish lost.1 3 15
 unset YOKE_PORT
 
 small=(examples/train/data.toml run.dir="$runs" --devices cpu:1)

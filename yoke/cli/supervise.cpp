@@ -30,9 +30,11 @@ std::atomic<pid_t> child_now{0};  // a handler has nothing else to look at
 
 std::atomic<bool> stop_asked{false};
 
-void forward(int signal) {
+// What is typed at the terminal the child gets as well.
+void forward(int signal, siginfo_t* info, void*) {
   stop_asked = true;
-  if (const pid_t child = child_now.load()) ::kill(child, signal);
+  const pid_t child = child_now.load();
+  if (child != 0 && info->si_code != SI_KERNEL) ::kill(child, signal);
 }
 
 pid_t start(const std::vector<std::string>& command) {
@@ -40,8 +42,7 @@ pid_t start(const std::vector<std::string>& command) {
   const auto arguments = c_strings(command), pointers = c_strings(variables);
   const pid_t parent = ::getpid(), child = ::fork();
   if (child < 0) fail(Kind::Io, "cannot start a process: ", std::strerror(errno));
-  if (child == 0) {   // between fork and exec only calls that are safe there
-    ::setpgid(0, 0);  // what is typed at the terminal comes through the parent, once
+  if (child == 0) {  // between fork and exec only calls that are safe there
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (::getppid() != parent) ::_exit(1);
     ::execve(arguments[0], arguments.data(), pointers.data());
@@ -70,8 +71,8 @@ std::vector<std::string> own_command() {
 
 int supervise(std::vector<std::string> command, int64_t max_restarts) {
   struct sigaction action {};
-  action.sa_handler = forward;
-  action.sa_flags = SA_RESTART;
+  action.sa_sigaction = forward;
+  action.sa_flags = SA_RESTART | SA_SIGINFO;
   for (const int signal : kForwarded) ::sigaction(signal, &action, nullptr);
   if (std::ranges::find(command, "--resume") == command.end()) command.emplace_back("--resume");
   for (int64_t restarts = 0;; ++restarts) {

@@ -207,6 +207,9 @@ int train(const Options& options) {
     RunFolder::check(config, options.resume);  // else the child's --resume would hide it
     return supervise(own_command(), config.run.max_restarts);
   }
+  if (config.run.max_restarts > 0 && launch.world_size > 1 && launch.rank == 0)
+    std::cerr << "yoke: run.max_restarts is for one process; restarts are for "
+              << to_string(launch.launcher) << " to make\n";
   const auto host = read_visible_host(read_environment());
   const auto devices = devices_of(config, launch, host);
   const bool speaks = launch.rank == 0;

@@ -13,12 +13,14 @@
 #include "yoke/comm/shm/backend.h"
 #include "yoke/comm/side_channel.h"
 #include "yoke/net/resolve.h"
+#include "yoke/observe/log.h"
 
 namespace yoke::comm {
 namespace {
 
 // A port made from a job's id may be taken: then it is one of the next ones.
 constexpr int kPortsToTry = 8;
+constexpr Duration kPatience = std::chrono::seconds(5);  // then it is told who is waited for
 
 Place this_place() {
   std::array<char, 256> host{};
@@ -134,8 +136,18 @@ void run_world(const topo::LaunchInfo& launch, const std::function<void(Communic
       launch,
       {.num_processes = launch.world_size, .job = launch.job_id, .timeout = options.meet_timeout},
       options.run.backend);
-  if (options.stop != nullptr)
-    meeting.finder.cancelled = [stop = options.stop] { return stop->pending() != 0; };
+  meeting.finder.cancelled = [&, start = SteadyClock().now(), told = false]() mutable {
+    if (!told && SteadyClock().now() - start > kPatience) {
+      told = true;
+      observe::Log({}, launch.rank)
+          .warning(
+              "still on the way to process 0",
+              {{"at", cat(launch.address, ":", launch.port.value_or(0))},
+               {"gives_up_after_s",
+                std::chrono::duration_cast<std::chrono::seconds>(options.meet_timeout).count()}});
+    }
+    return options.stop != nullptr && options.stop->pending() != 0;
+  };
   const Hello hello{.process = launch.rank,
                     .num_processes = launch.world_size,
                     .num_ranks = ranks,

@@ -13,7 +13,8 @@ std::atomic<int> pending_signal{0};  // a handler has nothing else to write to
 static_assert(std::atomic<int>::is_always_lock_free);
 
 std::atomic<int64_t> first_ms{0};  // when it came
-constexpr int64_t kSameMs = 1000;  // launchers send a signal twice: to the group and to each
+// Launchers send a signal twice: to the group and to each. Nobody types as fast.
+constexpr int64_t kSameMs = 1000, kSameTypedMs = 100;
 
 void note_signal(int signal) {
   timespec now{};
@@ -21,9 +22,10 @@ void note_signal(int signal) {
   const int64_t ms = now.tv_sec * 1000 + now.tv_nsec / 1'000'000;
   const int before = pending_signal.exchange(signal);
   if (before != signal) first_ms.store(ms);
-  const bool again = signal == SIGTERM && before == signal && ms - first_ms.load() > kSameMs;
-  if (signal == SIGINT || again) std::signal(signal, SIG_DFL);
-  if (again) ::raise(signal);
+  if (before != signal || signal == SIGUSR1) return;
+  if (ms - first_ms.load() <= (signal == SIGINT ? kSameTypedMs : kSameMs)) return;
+  std::signal(signal, SIG_DFL);
+  ::raise(signal);
 }
 
 }  // namespace

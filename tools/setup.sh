@@ -97,6 +97,18 @@ ensure_readers() {
   fi
 }
 
+# transformers, for the same, beside the Python that has our torch.
+ensure_transformers() {
+  local python=$torch/../../../../bin/python3
+  [[ ! -d .deps/transformers/transformers ]] || return 0
+  [[ -x $python ]] || python=python3
+  say "installing transformers by pip into .deps/transformers, for the tests (270 MB)"
+  if ! "$python" -m pip install --disable-pip-version-check --quiet --target .deps/transformers transformers \
+    >.deps/transformers.log 2>&1; then
+    say "pip could not install it (the whole story is in .deps/transformers.log); the tests go on without it"
+  fi
+}
+
 ensure_all() { # [INDEX]
   local packages
   mapfile -t packages < <(sed 's/ *#.*//; /^$/d' tools/packages.txt)

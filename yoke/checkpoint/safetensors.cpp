@@ -76,26 +76,17 @@ void write_safetensors(const Path& path,
   file.finish();
 }
 
-SafetensorsFile::SafetensorsFile(const Path& path) : path_(path) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  struct stat info {};
-  if (fd < 0 || ::fstat(fd, &info) != 0) {
-    const int code = errno;
-    if (fd >= 0) ::close(fd);
-    fail(Kind::Io, "cannot open '", path.string(), "': ", std::strerror(code));
-  }
-  bytes_ = size_t(info.st_size);
-  if (bytes_ >= 8) memory_ = ::mmap(nullptr, bytes_, PROT_READ, MAP_PRIVATE, fd, 0);
-  ::close(fd);
+SafetensorsFile::SafetensorsFile(const Path& path) : file_(path) {
   try {
-    if (memory_ == nullptr || memory_ == MAP_FAILED) fail(Kind::Io, "it has ", bytes_, " bytes");
+    const size_t all = file_.size();
     uint64_t length = 0;
-    std::memcpy(&length, memory_, sizeof length);
-    if (length > std::min<uint64_t>(kMostHeader, bytes_ - 8))
-      fail(Kind::Io, "its header would have ", length, " of ", bytes_, " bytes");
-    auto* data = static_cast<char*>(memory_) + 8 + length;
-    const size_t room = bytes_ - 8 - length;
-    const char* text = static_cast<const char*>(memory_) + 8;
+    if (all < sizeof length) fail(Kind::Io, "it has ", all, " bytes");
+    std::memcpy(&length, file_.data(), sizeof length);
+    if (length > std::min<uint64_t>(kMostHeader, all - 8))
+      fail(Kind::Io, "its header would have ", length, " of ", all, " bytes");
+    const char* text = file_.data() + 8;
+    const char* data = text + length;
+    const size_t room = all - 8 - length;
     const json header = json::parse(text, text + length);
     std::vector<std::pair<size_t, size_t>> ranges;
     for (const auto& [name, entry] : header.items()) {
@@ -114,8 +105,9 @@ SafetensorsFile::SafetensorsFile(const Path& path) : path_(path) {
         fail(Kind::Io, "'", name, "' has ", bytes, " bytes, and its place is ", begin, " to ", end,
              " of ", room);
       ranges.emplace_back(begin, end);
-      tensors_[name] = bytes == 0 ? at::empty(shape, dtype)
-                                  : at::from_blob(data + begin, shape, at::dtype(dtype));
+      tensors_[name] =
+          bytes == 0 ? at::empty(shape, dtype)
+                     : at::from_blob(const_cast<char*>(data + begin), shape, at::dtype(dtype));
     }
     std::ranges::sort(ranges);
     size_t last = 0;
@@ -125,14 +117,8 @@ SafetensorsFile::SafetensorsFile(const Path& path) : path_(path) {
     }
     if (last != room) fail(Kind::Io, room - last, " bytes at its end belong to nobody");
   } catch (const std::exception& error) {
-    if (memory_ != nullptr && memory_ != MAP_FAILED) ::munmap(memory_, bytes_);
     fail(Kind::Io, "'", path.string(), "' is no safetensors file: ", error.what());
   }
-}
-
-SafetensorsFile::~SafetensorsFile() {
-  tensors_.clear();
-  ::munmap(memory_, bytes_);
 }
 
 std::vector<std::string> SafetensorsFile::names() const {
@@ -143,7 +129,8 @@ std::vector<std::string> SafetensorsFile::names() const {
 
 at::Tensor SafetensorsFile::tensor(const std::string& name) const {
   const auto found = tensors_.find(name);
-  if (found == tensors_.end()) fail(Kind::Io, "'", path_.string(), "' has no tensor '", name, "'");
+  if (found == tensors_.end())
+    fail(Kind::Io, "'", file_.path().string(), "' has no tensor '", name, "'");
   return found->second;
 }
 

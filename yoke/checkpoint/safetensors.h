@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "yoke/base/mapped_file.h"
 #include "yoke/checkpoint/files.h"
 
 namespace yoke::checkpoint {
@@ -28,9 +29,6 @@ void write_safetensors(const Path& path,
 class SafetensorsFile {
  public:
   explicit SafetensorsFile(const Path& path);
-  ~SafetensorsFile();
-  SafetensorsFile(const SafetensorsFile&) = delete;
-  SafetensorsFile& operator=(const SafetensorsFile&) = delete;
 
   const Strings& metadata() const { return metadata_; }
   std::vector<std::string> names() const;
@@ -39,9 +37,7 @@ class SafetensorsFile {
   at::Tensor tensor(const std::string& name) const;
 
  private:
-  const Path path_;
-  void* memory_ = nullptr;
-  size_t bytes_ = 0;
+  const MappedFile file_;
   Strings metadata_;
   std::map<std::string, at::Tensor> tensors_;
 };

@@ -11,6 +11,7 @@
 #include "yoke/checkpoint/saved.h"
 #include "yoke/checkpoint/saver.h"
 #include "yoke/comm/run_ranks.h"
+#include "yoke/models/hugging_face.h"
 #include "yoke/observe/json_lines.h"
 
 namespace yoke::cli {
@@ -22,7 +23,7 @@ using checkpoint::Saved;
 const std::string kModel = "model/";
 
 struct Options {
-  std::string path = {}, other = {};
+  std::string path = {}, other = {}, format = "safetensors";
   std::string dtype = {};
   bool json = false;
 };
@@ -95,14 +96,23 @@ void export_model(const Options& options) {
       std::ranges::find(known, options.dtype) == known.end())
     fail(Kind::Usage, "--dtype is F64, F32, F16 or BF16, got '", options.dtype, "'");
   const Saved saved = open(options.path);
-  std::vector<std::pair<std::string, at::Tensor>> tensors;
-  for (const auto& [name, tensor] : saved.tensors()) {
-    if (!name.starts_with(kModel)) continue;
-    at::Tensor value = saved.whole(name);
-    if (!options.dtype.empty() && at::isFloatingType(value.scalar_type()))
-      value = value.to(checkpoint::parse_dtype(options.dtype));
-    tensors.emplace_back(name.substr(kModel.size()), value);
+  const auto read = [&](const std::string& name) {
+    const at::Tensor value = saved.whole(name);
+    return !options.dtype.empty() && at::isFloatingType(value.scalar_type())
+               ? value.to(checkpoint::parse_dtype(options.dtype))
+               : value;
+  };
+  if (options.format == "hugging-face") {
+    const auto words = models::parse_config(saved.value("architecture"), options.path);
+    models::write_hugging_face(options.other, words,
+                               [&](const std::string& name) { return read(kModel + name); });
+    std::cout << "step " << saved.step() << " in " << options.other
+              << ", for AutoModelForCausalLM.from_pretrained\n";
+    return;
   }
+  std::vector<std::pair<std::string, at::Tensor>> tensors;
+  for (const auto& [name, tensor] : saved.tensors())
+    if (name.starts_with(kModel)) tensors.emplace_back(name.substr(kModel.size()), read(name));
   if (tensors.empty()) fail(Kind::Io, "there is no model in '", options.path, "'");
   checkpoint::write_safetensors(options.other, tensors,
                                 {{"format", "pt"}, {"step", cat(saved.step())}});
@@ -179,7 +189,11 @@ void add_checkpoint(CLI::App& app) {
   takes_path(add("show", "What is in a checkpoint", show));
   takes_path(add("verify", "Whether every byte is as it was saved", verify));
   auto* out = takes_path(add("export", "The model alone, as one safetensors file", export_model));
-  out->add_option("FILE", options->other, "The file to be written")->required();
+  out->add_option("FILE", options->other, "The file to be written, or the folder")->required();
+  out->add_option("--format", options->format,
+                  "safetensors, with our names; hugging-face: a folder for transformers")
+      ->check(CLI::IsMember({"safetensors", "hugging-face"}))
+      ->capture_default_str();
   out->add_option("--dtype", options->dtype, "F32, F16, BF16: what numbers become");
   auto* in =
       add("import", "A checkpoint from a safetensors file, to begin a run with", import_model);

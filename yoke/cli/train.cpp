@@ -192,6 +192,8 @@ train::TrainerOptions trainer_options(const train::Config& config, const plan::P
   options.timeout = Duration(int64_t(config.run.timeout_s * 1e9));
   options.values["config"] = train::to_toml(config);
   options.values["plan"] = plan::to_text(plan);
+  if (const auto words = train::words_options(config))
+    options.values["architecture"] = models::to_config(*words);
   return options;
 }
 
@@ -200,7 +202,8 @@ int train(const Options& options) {
     std::cout << train::describe_keys();
     return 0;
   }
-  const auto config = read_config(options);
+  auto config = read_config(options);
+  train::adopt_model(config);
   const auto launch = topo::discover(read_environment());
   if (config.run.max_restarts > 0 && !options.dry_run && !is_supervised() &&
       launch.world_size == 1) {

@@ -5,6 +5,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <set>
 
 #include "yoke/base/error.h"
@@ -65,6 +66,60 @@ TEST(Text, IsTheBytesOfTheTextFilesInOrder) {
     } catch (const Error& error) {
       EXPECT_EQ(error.kind(), Kind::Config);
     }
+  std::filesystem::remove_all(folder);
+}
+
+TEST(Tokens, AreThoseOfTheFiles) {
+  const auto folder = std::filesystem::path(testing::TempDir()) / cat("yoke_tokens_", ::getpid());
+  std::filesystem::create_directories(folder);
+  const auto write = [&](const std::string& name, const auto& values, const std::string& header) {
+    std::ofstream file(folder / name, std::ios::binary);
+    file << header;
+    file.write(reinterpret_cast<const char*>(values.data()),
+               std::streamsize(values.size() * sizeof values[0]));
+  };
+  const auto numpy = [](const std::string& type, const std::string& shape) {
+    std::string text =
+        cat("{'descr': '", type, "', 'fortran_order': False, 'shape': ", shape, ", }");
+    text += std::string(117 - text.size(), ' ') + "\n";
+    return std::string("\x93NUMPY\x01\0", 8) + char(text.size()) + '\0' + text;
+  };
+  write("a.bin", std::vector<uint16_t>{1, 2, 3, 4, 5, 6}, "");
+  write("b.npy", std::vector<int32_t>{7, 8, 9, 10}, numpy("<i4", "(4,)"));
+  write("note.txt", std::vector<char>{'x'}, "");
+  const auto tokens = open_tokens(folder.string(), 2, 100);
+  ASSERT_EQ(tokens->size(), 3);  // two of the first file, one of the second
+  const auto batch = tokens->batch({2, 0});
+  EXPECT_TRUE(at::equal(batch.input, at::tensor({7, 8, 1, 2}, at::kLong).view({2, 2})));
+  EXPECT_TRUE(at::equal(batch.target, at::tensor({8, 9, 2, 3}, at::kLong).view({2, 2})));
+  const auto refuses = [](const std::string& what, const std::function<void()>& fn) {
+    try {
+      fn();
+      ADD_FAILURE() << "no error with '" << what << "'";
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find(what), std::string::npos) << error.what();
+    }
+  };
+  const auto open = [&](const std::string& name, int64_t vocab = 100) {
+    return open_tokens((folder / name).string(), 2, vocab);
+  };
+  refuses("b.npy' has the token 9 at byte 136, and the model knows 9",
+          [&] { open_tokens(folder.string(), 2, 9)->batch({2}); });
+  write("odd.bin", std::vector<char>{1, 2, 3}, "");
+  refuses("ends in the middle of a token: its 3 bytes", [&] { open("odd.bin"); });
+  write("wide.bin", std::vector<uint32_t>{70000, 1, 2, 3, 4}, "");
+  EXPECT_EQ(open("wide.bin", 80000)->batch({0}).input[0][0].item<int64_t>(), 70000);
+  write("short.npy", std::vector<uint16_t>{1, 2, 3}, numpy("<u2", "(9,)"));
+  refuses("should have 9 tokens and has 3", [&] { open("short.npy"); });
+  write("two.npy", std::vector<uint16_t>{1, 2, 3, 4}, numpy("<u2", "(2, 2)"));
+  refuses("it wants one dim", [&] { open("two.npy"); });
+  write("real.npy", std::vector<float>{1, 2, 3, 4}, numpy("<f4", "(4,)"));
+  refuses("it wants integers", [&] { open("real.npy"); });
+  refuses("it does not begin like one", [&] {
+    write("text.npy", std::vector<char>{'t', 'e', 'x', 't'}, "");
+    open("text.npy");
+  });
+  refuses("there is no", [&] { open("none.bin"); });
   std::filesystem::remove_all(folder);
 }
 

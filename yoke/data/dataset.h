@@ -26,6 +26,11 @@ class Dataset {
 // names: hidden ones and those with a zero byte are left out. A sample is `seq` bytes and the byte
 // after each. Throws Kind::Config where there are not two of them.
 std::shared_ptr<Dataset> open_text(const std::string& path, int64_t seq);
+// Token numbers, as programs for preparing data write them: a .npy file of one dim (any integer), a
+// .bin file of uint16, or of uint32 where `vocab` needs it, or a folder of such files in the order
+// of their names. A sample is `seq` of one file's tokens and the one after each. Throws Kind::Io
+// with file and offset where a number is not below `vocab`, when it is read.
+std::shared_ptr<Dataset> open_tokens(const std::string& path, int64_t seq, int64_t vocab);
 // Words of a made-up language, in which each is likely to follow from the one before.
 std::shared_ptr<Dataset> synthetic_words(int64_t vocab, int64_t seq, uint64_t seed);
 // Vectors, and smooth functions of them.

@@ -16,6 +16,7 @@ struct GptOptions {
   at::Device device = at::kCPU;
   at::ScalarType dtype = at::kFloat;
   parallel::Checkpointing recompute = parallel::Checkpointing::None;
+  Init init = nullptr;
 };
 
 Model make_gpt(const GptOptions& options);

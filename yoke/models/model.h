@@ -31,6 +31,9 @@ struct Model {
   at::Device device = at::kCPU;  // of its layers
 };
 
+// Gives a parameter its first values, by its name. Empty: they are drawn.
+using Init = std::function<at::Tensor(const std::string& name)>;
+
 // Names of parameters begin with the place of their layer. Draws normal numbers by name and
 // element, times `scale`; 0 gives zeros.
 void draw(at::Tensor parameter, uint64_t seed, const std::string& name, double scale);

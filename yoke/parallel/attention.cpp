@@ -8,7 +8,7 @@
 namespace yoke::parallel {
 
 AttentionImpl::AttentionImpl(AttentionOptions options) : options_(options) {
-  auto& [dim, heads, kv_heads, head_dim, bias, causal] = options_;
+  auto& [dim, heads, kv_heads, head_dim, bias, out_bias, causal, rotary] = options_;
   if (kv_heads == 0) kv_heads = heads;
   if (dim < 1 || heads < 1 || kv_heads < 1 || heads % kv_heads != 0)
     fail(Kind::Usage,
@@ -19,11 +19,13 @@ AttentionImpl::AttentionImpl(AttentionOptions options) : options_(options) {
   if (head_dim == 0) head_dim = dim / heads;
   qkv = register_module(
       "qkv", Linear(torch::nn::LinearOptions(dim, (heads + 2 * kv_heads) * head_dim).bias(bias)));
-  out = register_module("out", Linear(torch::nn::LinearOptions(heads * head_dim, dim).bias(bias)));
+  out = register_module("out",
+                        Linear(torch::nn::LinearOptions(heads * head_dim, dim).bias(out_bias)));
+  rotary_ = Rotary(head_dim, rotary);
 }
 
 void AttentionImpl::split_heads(const TensorAxis& axis) {
-  auto& [dim, heads, kv_heads, head_dim, bias, causal] = options_;
+  auto& [dim, heads, kv_heads, head_dim, bias, out_bias, causal, rotary] = options_;
   const int64_t mine = axis.part_of(heads, "attention heads");
   const int64_t kv_mine = axis.part_of(kv_heads, "attention heads of keys and values");
   qkv->split_outputs(axis, {heads * head_dim, kv_heads * head_dim, kv_heads * head_dim});
@@ -33,7 +35,7 @@ void AttentionImpl::split_heads(const TensorAxis& axis) {
 }
 
 at::Tensor AttentionImpl::forward(const at::Tensor& input) {
-  const auto& [dim, heads, kv_heads, head_dim, bias, causal] = options_;
+  const auto& [dim, heads, kv_heads, head_dim, bias, out_bias, causal, rotary] = options_;
   const at::Tensor all = qkv(input);
   const int64_t batch = all.size(0), tokens = all.size(1);
   // In one go: backward then puts the gradients together in one.
@@ -42,13 +44,11 @@ at::Tensor AttentionImpl::forward(const at::Tensor& input) {
   auto by_head = [&, size = head_dim](const at::Tensor& part, int64_t count) {
     return part.view({batch, tokens, count, size}).transpose(1, 2);  // [batch, heads, tokens, size]
   };
-  const at::Tensor q = by_head(parts[0], heads);
-  at::Tensor k = by_head(parts[1], kv_heads), v = by_head(parts[2], kv_heads);
-  if (kv_heads < heads) {
-    k = k.repeat_interleave(heads / kv_heads, 1);
-    v = v.repeat_interleave(heads / kv_heads, 1);
-  }
-  const at::Tensor mixed = at::scaled_dot_product_attention(q, k, v, {}, 0, causal);
+  const at::Tensor q = rotary_.turn(by_head(parts[0], heads), 0);
+  const at::Tensor k = rotary_.turn(by_head(parts[1], kv_heads), 0),
+                   v = by_head(parts[2], kv_heads);
+  const at::Tensor mixed = at::scaled_dot_product_attention(q, k, v, {}, 0, causal, std::nullopt,
+                                                            /*enable_gqa=*/kv_heads < heads);
   return out(mixed.transpose(1, 2).reshape({batch, tokens, heads * head_dim}));
 }
 

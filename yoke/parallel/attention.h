@@ -4,6 +4,7 @@
 #pragma once
 
 #include "yoke/parallel/layers.h"
+#include "yoke/parallel/rotary.h"
 
 namespace yoke::parallel {
 
@@ -12,8 +13,10 @@ struct AttentionOptions {
   int64_t heads = 0;
   int64_t kv_heads = 0;  // 0: as many as heads
   int64_t head_dim = 0;  // 0: dim / heads
-  bool bias = true;
+  bool bias = true;      // of queries, keys and values
+  bool out_bias = true;  // of the result
   bool causal = true;
+  RotaryOptions rotary = {};
 };
 
 class AttentionImpl : public torch::nn::Module {
@@ -28,6 +31,7 @@ class AttentionImpl : public torch::nn::Module {
 
  private:
   AttentionOptions options_;
+  Rotary rotary_;
 };
 TORCH_MODULE(Attention);
 

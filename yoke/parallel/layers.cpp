@@ -350,6 +350,13 @@ LayerNormImpl::Sum LayerNormImpl::sum(const at::Tensor& input, const at::Tensor&
   return {sum, forward(sum)};
 }
 
+RmsNormImpl::RmsNormImpl(int64_t dim, double eps)
+    : weight(register_parameter("weight", at::ones({dim}))), eps_(eps) {}
+
+at::Tensor RmsNormImpl::forward(const at::Tensor& input) {
+  return at::rms_norm(input, {weight.numel()}, weight, eps_);
+}
+
 std::vector<ParameterSplit> splits_of(const torch::nn::Module& module) {
   std::vector<ParameterSplit> result;
   for (const auto& item : module.named_modules())

@@ -95,4 +95,18 @@ class LayerNormImpl : public torch::nn::LayerNormImpl {
 };
 TORCH_MODULE(LayerNorm);
 
+// Divided by the root of the mean square of the last dim, times a weight (Zhang and Sennrich,
+// 2019).
+class RmsNormImpl : public torch::nn::Module {
+ public:
+  explicit RmsNormImpl(int64_t dim, double eps = 1e-5);
+  at::Tensor forward(const at::Tensor& input);
+
+  at::Tensor weight;
+
+ private:
+  const double eps_;
+};
+TORCH_MODULE(RmsNorm);
+
 }  // namespace yoke::parallel

@@ -41,16 +41,20 @@ struct Field {
 std::vector<Field> fields_of(Config& config) {
   auto& [model, data, train, plan, checkpoint, run] = config;
   return {
-      {"model", "arch", &model.arch, "the architecture", "gpt mlp"},
+      {"model", "arch", &model.arch, "the architecture", "gpt llama mlp"},
       {"model", "layers", &model.layers, "layers of the model", 1},
       {"model", "dim", &model.dim, "features of a token between layers", 1},
       {"model", "heads", &model.heads, "heads of attention, which divide dim", 1},
       {"model", "vocab", &model.vocab, "different tokens; text has 256, its bytes", 1},
       {"model", "seq", &model.seq, "tokens of a sample", 1},
-      {"model", "ffn", &model.ffn, "features inside a feed-forward layer; 0: 4 x dim", 0},
+      {"model", "ffn", &model.ffn,
+       "features inside a feed-forward layer; 0: 4 x dim, of llama 8/3 x dim", 0},
+      {"model", "kv_heads", &model.kv_heads, "of llama: heads of keys and values; 0: as heads", 0},
+      {"model", "init", &model.init,
+       "a Hugging Face folder to begin with; empty: drawn by the seed"},
 
-      {"data", "kind", &data.kind, "what is learned from", "text synthetic"},
-      {"data", "path", &data.path, "of text: a file, or a folder of them"},
+      {"data", "kind", &data.kind, "what is learned from", "text tokens synthetic"},
+      {"data", "path", &data.path, "of text, tokens: a file, or a folder of them"},
       {"data", "shuffle", &data.shuffle, "whether samples come in another order each epoch"},
       {"data", "val_fraction", &data.val_fraction, "part kept for evaluation, below 1", 0},
 
@@ -82,7 +86,8 @@ std::vector<Field> fields_of(Config& config) {
       {"plan", "sequence_parallel", &plan.sequence_parallel, "tp cuts tokens between layers too"},
       {"plan", "recompute", &plan.recompute, "of activations, to save memory",
        "none selective full"},
-      {"plan", "layers_per_stage", &plan.layers_per_stage, "layers of each stage; empty: equal", 1},
+      {"plan", "layers_per_stage", &plan.layers_per_stage, "layers of each stage; empty: by cost",
+       1},
 
       {"checkpoint", "dir", &checkpoint.dir, "the folder; empty: checkpoints in the run's"},
       {"checkpoint", "every", &checkpoint.every, "steps between them; 0: at the end alone", 0},
@@ -243,10 +248,14 @@ void check(const std::vector<Field>& fields, const Config& config) {
     if (list && std::ranges::any_of(**list, low))
       refuse(field, "at least ", field.least, " in each");
   }
-  if (model.arch == "gpt" && model.dim % model.heads != 0)
+  if (model.arch != "mlp" && model.dim % model.heads != 0)
     bad("model.heads", "a divisor of model.dim = ", model.dim);
+  if (model.arch == "llama" && model.kv_heads > 0 && model.heads % model.kv_heads != 0)
+    bad("model.kv_heads", "a divisor of model.heads = ", model.heads);
   if (data.kind == "text" && data.path.empty())
     bad("data.path", "a file or a folder of text: say data.path=FOLDER, or data.kind=synthetic");
+  if (data.kind == "tokens" && data.path.empty())
+    bad("data.path", "a .bin or .npy file of tokens, or a folder of them");
   if (data.kind == "text" && model.vocab < 256)
     bad("model.vocab", "at least 256, as the tokens of text are bytes");
   if (data.val_fraction >= 1) bad("data.val_fraction", "less than 1");

@@ -12,15 +12,18 @@
 namespace yoke::train {
 
 struct ModelConfig {
-  std::string arch = "gpt";  // gpt, mlp
+  std::string arch = "gpt";  // gpt, llama, mlp
   int64_t layers = 4, dim = 128, heads = 4, vocab = 256, seq = 128;
-  int64_t ffn = 0;  // 0: 4 x dim
+  int64_t ffn = 0;       // 0: 4 x dim; of llama 8/3 x dim
+  int64_t kv_heads = 0;  // of llama; 0: as many as heads
+  // A folder of Hugging Face's, whose architecture and weights it begins with. Empty: the seed's.
+  std::string init = {};
   bool operator==(const ModelConfig&) const = default;
 };
 
 struct DataConfig {
-  std::string kind = "text";  // text, synthetic
-  std::string path = {};      // text: a file, or a folder of them
+  std::string kind = "text";  // text, tokens, synthetic
+  std::string path = {};      // text, tokens: a file, or a folder of them
   bool shuffle = true;
   double val_fraction = 0;
   bool operator==(const DataConfig&) const = default;

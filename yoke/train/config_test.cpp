@@ -63,12 +63,12 @@ Config random_config(uint64_t number) {
   Draw draw{std::mt19937_64(number)};
   Config config;
   auto& [model, data, train, plan, checkpoint, run] = config;
-  auto& [arch, layers, dim, heads, vocab, seq, ffn] = model;
-  arch = draw.word("gpt mlp"), layers = draw.whole(1), heads = draw.whole(1);
+  auto& [arch, layers, dim, heads, vocab, seq, ffn, kv_heads, init] = model;
+  arch = draw.word("gpt llama mlp"), layers = draw.whole(1), heads = draw.whole(1);
   dim = heads * (1 + draw.whole(0) % 1000), vocab = draw.whole(256), seq = draw.whole(1),
-  ffn = draw.whole(0);
+  ffn = draw.whole(0), kv_heads = draw.flag() ? heads : 0, init = draw.text();
   auto& [kind, path, shuffle, val_fraction] = data;
-  kind = draw.word("text synthetic"), path = cat("x", draw.text()), shuffle = draw.flag();
+  kind = draw.word("text tokens synthetic"), path = cat("x", draw.text()), shuffle = draw.flag();
   val_fraction = double(draw.bits() >> 11) * 0x1p-53;
   auto& [steps, batch, micro_batch, lr, lr_schedule, warmup, weight_decay, clip, optimizer, seed,
          precision, on_nan, spike, eval_every, log_every] = train;
@@ -210,12 +210,13 @@ TEST(Config, NumbersThatMakeNoSenseAreRefused) {
 
 TEST(Config, KeysAreDescribedInColumns) {
   const auto lines = split(describe_keys(), '\n');
-  EXPECT_EQ(lines[0], "model.arch = \"gpt\"               the architecture: gpt, mlp");
-  EXPECT_EQ(lines[14], "train.lr = 0.001                 the highest learning rate");
+  EXPECT_EQ(lines[0], "model.arch = \"gpt\"               the architecture: gpt, llama, mlp");
+  EXPECT_EQ(lines[16], "train.lr = 0.001                 the highest learning rate");
   for (size_t i = 0; i + 1 < lines.size(); ++i)
     EXPECT_TRUE(lines[i][32] == ' ' && lines[i][33] != ' ') << lines[i];
-  EXPECT_TRUE(to_toml({}).starts_with(
-      "[model]\narch = \"gpt\"                # the architecture: gpt, mlp\nlayers = 4     "));
+  EXPECT_TRUE(
+      to_toml({}).starts_with("[model]\narch = \"gpt\"                # the architecture: gpt, "
+                              "llama, mlp\nlayers = 4     "));
 }
 
 }  // namespace yoke::train

@@ -6,7 +6,6 @@
 
 #include "yoke/base/error.h"
 #include "yoke/base/text.h"
-#include "yoke/models/gpt.h"
 #include "yoke/models/mlp.h"
 #include "yoke/plan/balance.h"
 #include "yoke/plan/generate.h"
@@ -129,28 +128,69 @@ std::pair<plan::Plan, Sizes> resolve(const Config& config, int ranks) {
   return {plan, sizes};
 }
 
-models::Model make_model(const Config& config, at::Device device) {
+void adopt_model(Config& config) {
+  auto& model = config.model;
+  if (model.init.empty()) return;
+  const auto options = models::read_hugging_face(model.init);
+  const auto adopt = [&](const auto& chosen) {
+    if (model.seq > chosen.seq)
+      fail(Kind::Config, "model.seq = ", model.seq, ", and the model in '", model.init, "' knows ",
+           chosen.seq, " positions");
+    model.layers = chosen.layers, model.dim = chosen.dim, model.heads = chosen.heads;
+    model.vocab = chosen.vocab, model.ffn = chosen.ffn;
+  };
+  std::visit(adopt, options);
+  const auto* llama = std::get_if<models::LlamaOptions>(&options);
+  if (config.data.kind == "text" && model.vocab < 256)
+    fail(Kind::Config, "the model in '", model.init, "' knows ", model.vocab,
+         " words, and the tokens of text are 256 bytes; say data.kind=synthetic");
+  model.arch = llama ? "llama" : "gpt";
+  model.kv_heads = llama ? llama->kv_heads : 0;
+}
+
+std::optional<models::WordsOptions> words_options(const Config& config) {
   const auto& model = config.model;
-  const auto seed = uint64_t(config.train.seed);
-  if (model.arch == "mlp")
-    return models::make_mlp({.layers = model.layers,
-                             .dim = model.dim,
-                             .ffn = model.ffn,
-                             .seed = seed,
-                             .device = device});
+  if (model.arch == "mlp") return std::nullopt;
   using parallel::Checkpointing;
-  const auto recompute = config.plan.recompute == "full"        ? Checkpointing::Full
-                         : config.plan.recompute == "selective" ? Checkpointing::Selective
-                                                                : Checkpointing::None;
-  return models::make_gpt({.layers = model.layers,
+  models::WordsOptions options;
+  if (!model.init.empty())
+    options = models::read_hugging_face(model.init);
+  else if (model.arch == "llama")
+    options = models::LlamaOptions{.layers = model.layers,
+                                   .dim = model.dim,
+                                   .heads = model.heads,
+                                   .vocab = model.vocab,
+                                   .kv_heads = model.kv_heads,
+                                   .ffn = model.ffn};
+  else
+    options = models::GptOptions{.layers = model.layers,
+                                 .dim = model.dim,
+                                 .heads = model.heads,
+                                 .vocab = model.vocab,
+                                 .ffn = model.ffn};
+  std::visit(
+      [&](auto& chosen) {
+        chosen.seq = model.seq;
+        chosen.seed = uint64_t(config.train.seed);
+        chosen.recompute = config.plan.recompute == "full"        ? Checkpointing::Full
+                           : config.plan.recompute == "selective" ? Checkpointing::Selective
+                                                                  : Checkpointing::None;
+      },
+      options);
+  return options;
+}
+
+models::Model make_model(const Config& config, at::Device device) {
+  if (auto words = words_options(config)) {
+    std::visit([&](auto& chosen) { chosen.device = device; }, *words);
+    return models::make_words(*words);
+  }
+  const auto& model = config.model;
+  return models::make_mlp({.layers = model.layers,
                            .dim = model.dim,
-                           .heads = model.heads,
-                           .vocab = model.vocab,
-                           .seq = model.seq,
                            .ffn = model.ffn,
-                           .seed = seed,
-                           .device = device,
-                           .recompute = recompute});
+                           .seed = uint64_t(config.train.seed),
+                           .device = device});
 }
 
 std::shared_ptr<data::Dataset> open_data(const Config& config) {
@@ -163,6 +203,8 @@ std::shared_ptr<data::Dataset> open_data(const Config& config) {
   }
   if (config.data.kind == "synthetic")
     return data::synthetic_words(config.model.vocab, config.model.seq, seed);
+  if (config.data.kind == "tokens")
+    return data::open_tokens(config.data.path, config.model.seq, config.model.vocab);
   return data::open_text(config.data.path, config.model.seq);
 }
 

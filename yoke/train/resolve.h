@@ -3,8 +3,10 @@
 // Throws Kind::Config, with the numbers, where they do not fit together.
 #pragma once
 
+#include <optional>
+
 #include "yoke/data/dataset.h"
-#include "yoke/models/model.h"
+#include "yoke/models/hugging_face.h"
 #include "yoke/plan/plan.h"
 #include "yoke/train/config.h"
 
@@ -18,6 +20,10 @@ struct Sizes {
 // batch = dp x micro_batches x micro_batch; what the config does not say follows from the rest.
 std::pair<plan::Plan, Sizes> resolve(const Config& config, int ranks);
 
+// Where model.init names a folder, the sizes become those of the model in it.
+void adopt_model(Config& config);
+// Of a model of words; none: it is another.
+std::optional<models::WordsOptions> words_options(const Config& config);
 models::Model make_model(const Config& config, at::Device device);
 std::shared_ptr<data::Dataset> open_data(const Config& config);
 

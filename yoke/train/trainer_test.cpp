@@ -12,6 +12,7 @@
 #include "yoke/checkpoint/saved.h"
 #include "yoke/comm/run_ranks.h"
 #include "yoke/models/gpt.h"
+#include "yoke/models/llama.h"
 #include "yoke/models/mlp.h"
 #include "yoke/train/spike_guard.h"
 
@@ -74,6 +75,25 @@ const std::vector<std::string> kPlans = {
 };
 
 }  // namespace
+
+// Shared keys and values, a gate and rotary positions, under every plan what they are on one rank.
+TEST_F(Training, LlamaIsTheSameUnderEveryPlan) {
+  const auto llama = models::make_llama({.layers = 4,
+                                         .dim = 16,
+                                         .heads = 8,
+                                         .vocab = 24,
+                                         .seq = 8,
+                                         .kv_heads = 4,
+                                         .ffn = 24,
+                                         .qkv_bias = true,
+                                         .dtype = at::kDouble});
+  const auto truth = train(llama, {.steps = 3});
+  EXPECT_LT(truth.at(3), truth.at(1));
+  for (const auto& text : kPlans) {
+    const auto losses = train(llama, {.plan = plan::parse_plan(text), .steps = 3});
+    for (const auto& [step, loss] : truth) EXPECT_NEAR(losses.at(step), loss, 1e-10) << text;
+  }
+}
 
 // A run stopped under any plan goes on under any other as if nothing had been.
 TEST_F(TrainingSlow, GoesOnUnderAnyPlan) {

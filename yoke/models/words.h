@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// What models of words have in common: how their layers are made, and their loss.
+#pragma once
+
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "yoke/models/model.h"
+#include "yoke/parallel/kernels.h"
+
+namespace yoke::models {
+
+inline const std::string kWords = "0.words.weight";
+inline std::string head_name(int64_t layers) { return std::to_string(layers + 1) + ".head.weight"; }
+
+// Draws its parameters, those called norm aside, and puts it where it is to be. `scale` is asked
+// with the name in the layer. A tied head begins as the words.
+template <typename Module, typename Options>
+parallel::Layer made(const std::shared_ptr<Module>& module, const Options& options, int64_t place,
+                     bool tied, const std::function<double(const std::string& key)>& scale) {
+  for (auto& item : module->named_parameters()) {
+    const std::string& key = item.key();
+    std::string name = std::to_string(place) + "." + key;
+    if (tied && name == head_name(options.layers)) name = kWords;
+    if (options.init) {
+      const at::Tensor value = options.init(name);
+      // A model may know more positions than are wanted.
+      item.value().set_data(value.narrow(0, 0, std::min(value.size(0), item.value().size(0)))
+                                .to(at::kFloat, /*non_blocking=*/false, /*copy=*/true));
+    } else if (key.find("norm") == std::string::npos) {
+      draw(item.value(), options.seed, name, scale(key));
+    }
+  }
+  module->to(options.device, options.dtype);
+  module->split();
+  return parallel::layer(module);
+}
+
+// Start, so many blocks, End; each is made of the options, the axis and its place.
+template <typename Start, typename Block, typename End, typename Options>
+parallel::LayersOnAxis layers_of(const Options& options, bool tied,
+                                 const std::function<double(const std::string& key)>& scale) {
+  return [=](const parallel::TensorAxis& axis) {
+    parallel::load_kernels(options.device, options.dim);
+    std::vector<parallel::LayerFactory> factories;
+    for (int64_t place = 0; place < options.layers + 2; ++place)
+      factories.push_back([=] {
+        const auto make = [&](auto module) { return made(module, options, place, tied, scale); };
+        return place == 0                    ? make(std::make_shared<Start>(options, axis))
+               : place == options.layers + 1 ? make(std::make_shared<End>(options, axis))
+                                             : make(std::make_shared<Block>(options, axis, place));
+      });
+    return factories;
+  };
+}
+
+// The model around such layers. `block`: weights of a block's matrices.
+Model words_model(int64_t layers, int64_t dim, int64_t vocab, int64_t seq, int64_t block, bool tied,
+                  at::Device device);
+
+}  // namespace yoke::models

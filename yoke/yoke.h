@@ -25,6 +25,7 @@
 #include "yoke/parallel/batch_norm.h"
 #include "yoke/parallel/cross_entropy.h"
 #include "yoke/parallel/data_parallel.h"
+#include "yoke/parallel/layer_costs.h"
 #include "yoke/parallel/layers.h"
 #include "yoke/parallel/lr_schedule.h"
 #include "yoke/parallel/mesh_groups.h"

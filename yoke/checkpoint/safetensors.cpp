@@ -2,14 +2,9 @@
 #include "yoke/checkpoint/safetensors.h"
 
 #include <ATen/Functions.h>
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <cstring>
 #include <nlohmann/json.hpp>
 

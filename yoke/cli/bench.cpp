@@ -15,6 +15,7 @@
 #include "yoke/cli/bench_mesh.h"
 #include "yoke/cli/bench_train.h"
 #include "yoke/cli/bench_turns.h"
+#include "yoke/cli/environment.h"
 #include "yoke/observe/json_lines.h"
 #include "yoke/observe/progress.h"
 
@@ -122,7 +123,6 @@ void bench_comm(const Options& options) {
 struct DataOptions {
   std::string model = "gpt", zero = "0,1,2,3", peers, device = "cpu", nccl, trace;
   int ranks = 2, rounds = 7, steps = 0;
-  double peak_tflops = 989;
   bool json = false;
 };
 
@@ -146,6 +146,8 @@ void bench_data(const DataOptions& options) {
     const BenchData bench{
         .model = model, .ranks = options.ranks, .device = options.device, .nccl = options.nccl};
     const StepLoad load = load_of(model);
+    const double peak = peak_flops(read_visible_host(read_environment()),
+                                   topo::parse_devices(options.device).at(0), model == "gpt2");
     const Turns turns(
         names, [&](const auto& name) { return make_trainer(name, bench); }, options.rounds,
         options.steps, model);
@@ -160,7 +162,7 @@ void bench_data(const DataOptions& options) {
           names[i].starts_with("zero") || names[i] == "ddp" || names[i] == "fsdp2";
       const int ranks = parallel ? options.ranks : 1;
       const double tokens = load.tokens * ranks / turns.ms(i) * 1e3;  // a second
-      const double mfu = load.flops / load.tokens * tokens / (options.peak_tflops * 1e12);
+      const double mfu = peak > 0 ? load.flops / load.tokens * tokens / peak : 0;
       std::vector<std::string> against;
       for (size_t other = 0; ours && other < names.size(); ++other)
         if (std::ranges::find(known_peers, names[other]) != known_peers.end()) {
@@ -175,12 +177,12 @@ void bench_data(const DataOptions& options) {
                                              {"ms_per_step", turns.ms(i)},
                                              {"of_alone", 1 / turns.ratio(i, 0)},
                                              {"tokens_per_s", tokens},
-                                             {"mfu", on_gpu ? mfu : 0},
+                                             {"mfu", mfu},
                                              {"against", join(against, ", ")}});
       else
         std::printf("| %-5s | %-7s | %5d | %10.2f | %15.3f | %12.0f | %5s | %s |\n", model.c_str(),
                     names[i].c_str(), ranks, turns.ms(i), 1 / turns.ratio(i, 0), tokens,
-                    on_gpu && mfu > 0 ? cat(int(100 * mfu + 0.5), " %").c_str() : "",
+                    mfu > 0 ? cat(int(100 * mfu + 0.5), " %").c_str() : "",
                     join(against, ", ").c_str());
     }
     for (size_t i = 0; i < names.size() && !options.trace.empty(); ++i) {
@@ -248,8 +250,6 @@ void add_bench(CLI::App& app) {
           "--trace", chosen->trace,
           "Writes traces to FILE.….json; over NCCL tells how much communication was hidden")
       ->type_name("FILE");
-  data->add_option("--peak-tflops", chosen->peak_tflops, "Of the GPU, which MFU is a part of")
-      ->capture_default_str();
   data->add_option("--rounds", chosen->rounds, "How often all of them take turns")
       ->capture_default_str();
   data->add_option("--steps", chosen->steps, "Steps of a round; 0: about a second")

@@ -109,13 +109,9 @@ void bench(const Options& options) {
                                      "--device", options.device, "--batch", cat(options.batch)});
       },
       options.rounds, options.steps, "train");
-  double peak = 0;
-  if (on_gpu) {
-    const auto host = read_visible_host(read_environment());
-    const auto index = size_t(topo::parse_devices(options.device).at(0).index);
-    if (index < host.gpus.size())
-      peak = topo::peak_flops(host.gpus[index].name, options.model == "gpt2");
-  }
+  const double peak =
+      peak_flops(read_visible_host(read_environment()), topo::parse_devices(options.device).at(0),
+                 options.model == "gpt2");
   const double flops = models::make_gpt(sizes).flops;
   if (!options.json)
     std::printf("| %-24s | %10s | %10s | %6s | %s |\n|%s|\n", "what", "ms a step", "tok/s", "MFU",

@@ -14,4 +14,10 @@ topo::Host read_visible_host(const topo::Environment& environment) {
   return topo::read_host(options);
 }
 
+double peak_flops(const topo::Host& host, const topo::Device& device, bool in_16_bits) {
+  const auto index = size_t(device.index);
+  if (device.kind != topo::DeviceKind::Cuda || index >= host.gpus.size()) return 0;
+  return topo::peak_flops(host.gpus[index].name, in_16_bits);
+}
+
 }  // namespace yoke::cli

@@ -11,4 +11,7 @@ topo::Environment read_environment();
 // This host, with the GPUs that CUDA_VISIBLE_DEVICES lets this process see, numbered as CUDA does.
 topo::Host read_visible_host(const topo::Environment& environment);
 
+// Of a device of this host (topo::peak_flops); 0 of a CPU.
+double peak_flops(const topo::Host& host, const topo::Device& device, bool in_16_bits);
+
 }  // namespace yoke::cli

@@ -228,9 +228,7 @@ int train(const Options& options) {
   const comm::StopSignal stop;
   auto trainer_settings = trainer_options(config, plan, sizes, options.resume);
   trainer_settings.stop = &stop;
-  if (device.is_cuda() && size_t(devices[0].index) < host.gpus.size())
-    trainer_settings.peak_flops = topo::peak_flops(host.gpus[size_t(devices[0].index)].name,
-                                                   config.train.precision != "fp32");
+  trainer_settings.peak_flops = peak_flops(host, devices[0], config.train.precision != "fp32");
   const SteadyClock clock;
   observe::Tracer tracer(clock);
   if (!config.run.trace_steps.empty()) {

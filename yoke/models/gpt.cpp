@@ -35,25 +35,18 @@ struct Start : torch::nn::Module {
 };
 
 struct Block : torch::nn::Module {
-  Block(const GptOptions& options, const TensorAxis& axis, int64_t place)
+  Block(const GptOptions& options, const TensorAxis& axis)
       : norm1(register_module("norm1", make_norm(options.dim))),
         attention(register_module(
             "attention", Attention(AttentionOptions{.dim = options.dim, .heads = options.heads}))),
         norm2(register_module("norm2", make_norm(options.dim))),
         up(register_module("up", Linear(options.dim, options.ffn))),
         down(register_module("down", Linear(options.ffn, options.dim))),
-        axis(axis),
-        recompute(options.recompute),
-        place(place) {}
+        axis(axis) {}
   at::Tensor forward(const at::Tensor& x) {
-    return checkpoint(
-        recompute, place,
-        [this](const at::Tensor& input) {
-          const auto [whole, first] = norm1->sum(input);
-          const auto [mixed, second] = norm2->sum(whole, attention(first));
-          return mixed + down(at::gelu(up(second), "tanh"));
-        },
-        x);
+    const auto [whole, first] = norm1->sum(x);
+    const auto [mixed, second] = norm2->sum(whole, attention(first));
+    return mixed + down(at::gelu(up(second), "tanh"));
   }
   void split() {
     attention->split_heads(axis);
@@ -64,21 +57,6 @@ struct Block : torch::nn::Module {
   Attention attention;
   LayerNorm norm2;
   Linear up, down;
-  const TensorAxis axis;
-  const Checkpointing recompute;
-  const int64_t place;
-};
-
-struct End : torch::nn::Module {
-  End(const GptOptions& options, const TensorAxis& axis)
-      : norm(register_module("norm", make_norm(options.dim))),
-        head(register_module(
-            "head", Linear(torch::nn::LinearOptions(options.dim, options.vocab).bias(false)))),
-        axis(axis) {}
-  at::Tensor forward(const at::Tensor& x) { return head(norm(x)); }
-  void split() { head->split_outputs(axis); }
-  LayerNorm norm;
-  Linear head;
   const TensorAxis axis;
 };
 
@@ -99,10 +77,12 @@ Model make_gpt(const GptOptions& given) {
   model.cut = {{heads, "heads"}, {vocab, "words"}, {ffn, "of ffn"}};
   // GPT-2 draws with 0.02, and less for what is added to the residual stream.
   const double less = 0.02 / std::sqrt(2.0 * double(layers));
-  model.layers = layers_of<Start, Block, End>(options, /*tied=*/true, [=](const std::string& key) {
+  const auto scale = [=](const std::string& key) {
     const bool residual = key == "attention.out.weight" || key == "down.weight";
     return key.ends_with("bias") ? 0 : residual ? less : 0.02;
-  });
+  };
+  model.layers = layers_of<Start, Block, LayerNorm>(options, /*tied=*/true, scale,
+                                                    [dim = dim] { return make_norm(dim); });
   return model;
 }
 

@@ -27,8 +27,6 @@ struct Part {
 };
 using Places = std::map<std::string, std::vector<Part>>;  // by our name
 
-std::string shape_text(at::IntArrayRef shape) { return cat(shape); }
-
 Places places_of(const GptOptions& options) {
   const auto& [layers, dim, heads, vocab, seq, given_ffn] =
       std::tie(options.layers, options.dim, options.heads, options.vocab, options.seq, options.ffn);
@@ -139,8 +137,8 @@ Init init_from(const Path& folder, Places places) {
              "', which its config.json wants");
       const at::Tensor value = tensors->get(part.name);
       if (value.sizes() != at::IntArrayRef(part.shape))
-        fail(Kind::Io, "'", folder.string(), "': '", part.name, "' is ", shape_text(value.sizes()),
-             ", and by config.json it is ", shape_text(part.shape));
+        fail(Kind::Io, "'", folder.string(), "': '", part.name, "' is ", value.sizes(),
+             ", and by config.json it is ", at::IntArrayRef(part.shape));
       if (!at::isFloatingType(value.scalar_type()))
         fail(Kind::Io, "'", folder.string(), "': '", part.name, "' is ",
              c10::toString(value.scalar_type()), ", and weights are of a floating type");

@@ -28,7 +28,7 @@ struct Start : torch::nn::Module {
 };
 
 struct Block : torch::nn::Module {
-  Block(const LlamaOptions& options, const TensorAxis& axis, int64_t place)
+  Block(const LlamaOptions& options, const TensorAxis& axis)
       : norm1(register_module("norm1", RmsNorm(options.dim, options.eps))),
         attention(
             register_module("attention", Attention(AttentionOptions{.dim = options.dim,
@@ -41,18 +41,11 @@ struct Block : torch::nn::Module {
         norm2(register_module("norm2", RmsNorm(options.dim, options.eps))),
         gate_up(register_module("gate_up", make_linear(options.dim, 2 * options.ffn))),
         down(register_module("down", make_linear(options.ffn, options.dim))),
-        axis(axis),
-        recompute(options.recompute),
-        place(place) {}
+        axis(axis) {}
   at::Tensor forward(const at::Tensor& x) {
-    return checkpoint(
-        recompute, place,
-        [this](const at::Tensor& input) {
-          const at::Tensor mixed = input + attention(norm1(input));
-          const auto parts = gate_up(norm2(mixed)).chunk(2, -1);
-          return mixed + down(at::silu(parts[0]) * parts[1]);
-        },
-        x);
+    const at::Tensor mixed = x + attention(norm1(x));
+    const auto parts = gate_up(norm2(mixed)).chunk(2, -1);
+    return mixed + down(at::silu(parts[0]) * parts[1]);
   }
   void split() {
     attention->split_heads(axis);
@@ -64,20 +57,6 @@ struct Block : torch::nn::Module {
   Attention attention;
   RmsNorm norm2;
   Linear gate_up, down;
-  const TensorAxis axis;
-  const Checkpointing recompute;
-  const int64_t place;
-};
-
-struct End : torch::nn::Module {
-  End(const LlamaOptions& options, const TensorAxis& axis)
-      : norm(register_module("norm", RmsNorm(options.dim, options.eps))),
-        head(register_module("head", make_linear(options.dim, options.vocab))),
-        axis(axis) {}
-  at::Tensor forward(const at::Tensor& x) { return head(norm(x)); }
-  void split() { head->split_outputs(axis); }
-  RmsNorm norm;
-  Linear head;
   const TensorAxis axis;
 };
 
@@ -105,8 +84,9 @@ Model make_llama(const LlamaOptions& given) {
       (tied ? 1 : 2) * vocab * dim + dim + layers * (block + 2 * dim + (qkv_bias ? outputs : 0));
   model.cut = {
       {heads, "heads"}, {kv_heads, "heads of keys and values"}, {vocab, "words"}, {ffn, "of ffn"}};
-  model.layers = layers_of<Start, Block, End>(
-      options, tied, [](const std::string& key) { return key.ends_with("bias") ? 0 : 0.02; });
+  const auto scale = [](const std::string& key) { return key.ends_with("bias") ? 0 : 0.02; };
+  model.layers = layers_of<Start, Block, RmsNorm>(
+      options, tied, scale, [dim = dim, eps = eps] { return RmsNorm(dim, eps); });
   return model;
 }
 

@@ -11,8 +11,9 @@ Model words_model(int64_t layers, int64_t dim, int64_t vocab, int64_t seq, int64
                   at::Device device) {
   Model model{.tokens = seq, .can_scatter = true, .device = device};
   if (tied) model.ties = {{kWords, head_name(layers)}};
-  // 2 for each weight forward, 4 backward; attention's two products over half of the tokens.
-  model.flops = 6.0 * double(layers * block + vocab * dim) + 6.0 * double(layers * seq * dim);
+  // 2 for each weight forward, 4 backward; attention's two products over all tokens, as the MFU of
+  // others counts them (Chowdhery et al., 2022).
+  model.flops = 6.0 * double(layers * block + vocab * dim) + 12.0 * double(layers * seq * dim);
   model.costs.assign(size_t(layers) + 2, double(block + seq * dim));
   model.costs.front() = double(dim);
   model.costs.back() = double(vocab * dim);

@@ -9,6 +9,8 @@
 
 #include "yoke/models/model.h"
 #include "yoke/parallel/kernels.h"
+#include "yoke/parallel/layers.h"
+#include "yoke/parallel/recompute.h"
 
 namespace yoke::models {
 
@@ -38,19 +40,40 @@ parallel::Layer made(const std::shared_ptr<Module>& module, const Options& optio
   return parallel::layer(module);
 }
 
-// Start, so many blocks, End; each is made of the options, the axis and its place.
-template <typename Start, typename Block, typename End, typename Options>
+// A norm and the head.
+template <typename Norm>
+struct End : torch::nn::Module {
+  End(Norm norm, int64_t dim, int64_t vocab, const parallel::TensorAxis& axis)
+      : norm(register_module("norm", norm)),
+        head(register_module("head",
+                             parallel::Linear(torch::nn::LinearOptions(dim, vocab).bias(false)))),
+        axis(axis) {}
+  at::Tensor forward(const at::Tensor& x) { return head(norm(x)); }
+  void split() { head->split_outputs(axis); }
+  Norm norm;
+  parallel::Linear head;
+  const parallel::TensorAxis axis;
+};
+
+// Start, so many blocks, which may be recomputed, and the end after a norm that `make_norm` gives.
+template <typename Start, typename Block, typename Norm, typename Options>
 parallel::LayersOnAxis layers_of(const Options& options, bool tied,
-                                 const std::function<double(const std::string& key)>& scale) {
+                                 const std::function<double(const std::string& key)>& scale,
+                                 const std::function<Norm()>& make_norm) {
   return [=](const parallel::TensorAxis& axis) {
     parallel::load_kernels(options.device, options.dim);
     std::vector<parallel::LayerFactory> factories;
     for (int64_t place = 0; place < options.layers + 2; ++place)
       factories.push_back([=] {
         const auto make = [&](auto module) { return made(module, options, place, tied, scale); };
-        return place == 0                    ? make(std::make_shared<Start>(options, axis))
-               : place == options.layers + 1 ? make(std::make_shared<End>(options, axis))
-                                             : make(std::make_shared<Block>(options, axis, place));
+        if (place == 0) return make(std::make_shared<Start>(options, axis));
+        if (place == options.layers + 1)
+          return make(std::make_shared<End<Norm>>(make_norm(), options.dim, options.vocab, axis));
+        auto block = make(std::make_shared<Block>(options, axis));
+        block.forward = [=, once = block.forward](const at::Tensor& x) {
+          return parallel::checkpoint(options.recompute, place, once, x);
+        };
+        return block;
       });
     return factories;
   };

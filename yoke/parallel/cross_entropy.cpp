@@ -15,6 +15,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
+// Over the ranks of an axis.
 struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& given,
                             const at::Tensor& targets, int64_t ignored, const TensorAxis& axis) {
@@ -22,7 +23,7 @@ struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
     const int64_t words = logits.size(1);
     check_words(targets, words * axis.size(), ignored);
     const at::Tensor largest = std::get<0>(logits.max(1));
-    if (axis.size() > 1) axis.group.all_reduce(largest, comm::ReduceOp::Max).wait();
+    axis.group.all_reduce(largest, comm::ReduceOp::Max).wait();
     const at::Tensor shifted = logits - largest.unsqueeze(1);
     const at::Tensor place = targets - axis.rank() * words;
     const at::Tensor elsewhere = (place < 0).logical_or(place >= words);
@@ -30,7 +31,7 @@ struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
     const at::Tensor wanted = shifted.gather(1, index).squeeze(1).masked_fill(elsewhere, 0);
     const at::Tensor exponents = shifted.exp();
     const at::Tensor sums = at::stack({exponents.sum(1), wanted});
-    if (axis.size() > 1) axis.group.all_reduce(sums).wait();
+    axis.group.all_reduce(sums).wait();
     const at::Tensor counts = targets != ignored;
     context->saved_data["dtype"] = given.scalar_type();
     context->save_for_backward({exponents / sums[0].unsqueeze(1), index,

@@ -219,7 +219,7 @@ struct FusedNormFunction : torch::autograd::Function<FusedNormFunction> {
     const auto& [dx, dw, db] =
         fused_norm_backward(gradients[1].contiguous(),
                             gradients[0].defined() ? gradients[0].contiguous() : at::Tensor(),
-                            saved[0], saved[1].detach(), saved[3], saved[4]);
+                            saved[0], saved[1], saved[3], saved[4]);
     return {dx,
             adds ? dx : at::Tensor(),
             settle(way, saved[1], [dw = dw] { return dw; }),

@@ -475,30 +475,6 @@ struct Pipeline::Impl {
   Time start, begin;
 };
 
-std::vector<double> measure_costs(const std::vector<LayerFactory>& layers, at::Tensor input,
-                                  int repeats) {
-  std::vector<double> costs;
-  for (const auto& factory : layers) {
-    const Layer layer = factory();
-    double least = std::numeric_limits<double>::infinity();
-    at::Tensor output;
-    for (int repeat = 0; repeat < std::max(1, repeats); ++repeat) {
-      const at::Tensor x = at::isFloatingType(input.scalar_type())
-                               ? input.detach().clone().requires_grad_(true)
-                               : input;
-      const Time start = SteadyClock().now();
-      output = layer.forward(x);
-      if (output.requires_grad()) torch::autograd::backward({output}, {at::ones_like(output)});
-      if (!output.is_cpu()) output.sum().item();  // waits for the device
-      least = std::min(least, std::chrono::duration<double>(SteadyClock().now() - start).count());
-    }
-    costs.push_back(least);
-    if (layer.module) layer.module->zero_grad();
-    input = output.detach();
-  }
-  return costs;
-}
-
 Pipeline::Pipeline(const std::vector<LayerFactory>& layers, const plan::Schedule& schedule,
                    const MeshGroups& mesh, const PipelineOptions& options)
     : impl_(std::make_unique<Impl>(layers, schedule, mesh, options)) {}

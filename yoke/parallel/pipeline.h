@@ -61,11 +61,6 @@ struct PipelineOptions {
   DataParallelOptions data = {};
 };
 
-// Seconds that each layer takes for forward and backward of this input, the least of several: for
-// `layer_cost`, which wants one rank's on all (broadcast them). Makes one layer at a time.
-std::vector<double> measure_costs(const std::vector<LayerFactory>& layers, at::Tensor input,
-                                  int repeats = 3);
-
 class Pipeline {
  public:
   // Messages and reductions are added where the schedule has none. Throws Kind::Usage if it is not

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "yoke/parallel/pipeline_test.h"
+#include "yoke/parallel/layer_costs.h"
 
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/custom_class.h>

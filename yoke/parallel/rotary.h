@@ -22,7 +22,6 @@ class Rotary {
   Rotary() = default;
   // Throws Kind::Usage where a head has an odd number of features.
   Rotary(int64_t head_dim, const RotaryOptions& options);
-  explicit operator bool() const { return table_ != nullptr; }
   // x [..., tokens, head_dim], whose first token has the place `first`.
   at::Tensor turn(const at::Tensor& x, int64_t first) const;
 

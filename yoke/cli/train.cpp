@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "yoke/cli/train.h"
 
+#include <ATen/Context.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -197,6 +198,16 @@ train::TrainerOptions trainer_options(const train::Config& config, const plan::P
   return options;
 }
 
+// The same bits from every run: what a GPU has no such way for is an error that names it.
+void be_deterministic() {
+  ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
+  auto& context = at::globalContext();
+  context.setDeterministicAlgorithms(true, /*warn_only=*/false);
+  context.setDeterministicFillUninitializedMemory(false);
+  context.setDeterministicCuDNN(true);
+  context.setBenchmarkCuDNN(false);
+}
+
 int train(const Options& options) {
   if (options.keys) {
     std::cout << train::describe_keys();
@@ -213,6 +224,7 @@ int train(const Options& options) {
   if (config.run.max_restarts > 0 && launch.world_size > 1 && launch.rank == 0)
     std::cerr << "yoke: run.max_restarts is for one process; restarts are for "
               << to_string(launch.launcher) << " to make\n";
+  if (config.run.deterministic) be_deterministic();
   const auto host = read_visible_host(read_environment());
   const auto devices = devices_of(config, launch, host);
   const bool speaks = launch.rank == 0;

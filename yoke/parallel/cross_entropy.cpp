@@ -76,7 +76,9 @@ at::Tensor cross_entropy_sum(const at::Tensor& logits, const at::Tensor& targets
   const bool wanted = at::GradMode::is_enabled() && logits.requires_grad();
   if (has_kernels(logits) && !(wanted && logits.scalar_type() == at::kHalf))
     return FusedCrossEntropy::apply(logits, targets, ignored, wanted);
-  return at::cross_entropy_loss(logits, targets, {}, at::Reduction::Sum, ignored);
+  // A sum over many tokens is out of the reach of 16 bits.
+  return at::cross_entropy_loss(logits.to(at::toOpMathType(logits.scalar_type())), targets, {},
+                                at::Reduction::Sum, ignored);
 }
 
 }  // namespace yoke::parallel

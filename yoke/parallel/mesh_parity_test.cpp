@@ -166,7 +166,7 @@ Outcome alone(const std::string& optimizer_name, int64_t samples, int64_t batch)
       outcome.norms.push_back(optimizer->step().grad_norm());
     }
     for (const auto& item : module.named_parameters())
-      outcome.parameters[item.key()] = item.value().detach().clone();
+      outcome.parameters[item.key()] = item.value().detach().to(at::kCPU, false, true);
   });
   return outcome;
 }
@@ -226,8 +226,9 @@ Outcome together(const Trial& run) {
         std::map<std::string, ParameterSplit> splits;
         for (const auto& split : splits_of(*part)) splits[split.name] = split;
         for (const auto& item : part->named_parameters()) {
-          at::Tensor value = item.value().detach().clone();
+          at::Tensor value = item.value().detach();
           if (splits.contains(item.key())) value = join_parts(value, splits[item.key()], axis);
+          value = value.to(at::kCPU, /*non_blocking=*/false, /*copy=*/true);  // others read it
           MutexLock lock(mutex);
           const auto known = outcome.parameters.try_emplace(item.key(), value).first;
           if (!at::equal(known->second, value)) outcome.torn = item.key();

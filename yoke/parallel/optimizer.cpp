@@ -93,6 +93,8 @@ StepInfo Optimizer::step() {
     for (const auto& part : reduced.parts) part.gradients.div_(scale);
   else
     scaling.divisor = scale.to(at::kFloat);
+  if (scaling.found_inf.defined())
+    num_bad_ = num_bad_.defined() ? num_bad_ + scaling.found_inf : scaling.found_inf;
   for (auto& batch : batches_) {
     at::_foreach_add_(batch.steps, 1);
     update(batch, scaling);
@@ -120,8 +122,17 @@ const Optimizer::State& Optimizer::state() {
   return state_;
 }
 
+// What the GPU has left out is not counted.
+void Optimizer::settle_steps() {
+  if (!num_bad_.defined()) return;
+  const auto bad = num_bad_.item<int64_t>();
+  for (size_t p = 0; p < used_.size(); ++p) num_steps_[p] -= used_[p] * bad;
+  num_bad_.reset();
+}
+
 const std::vector<int64_t>& Optimizer::parameter_steps() {
   make_state(dp_.parts());
+  settle_steps();
   return num_steps_;
 }
 
@@ -129,12 +140,14 @@ void Optimizer::restored(int64_t num_steps, std::vector<int64_t> parameter_steps
   YOKE_CHECK(parameter_steps.size() == dp_.layout().parameters.size());
   step_ = num_steps;
   num_steps_ = std::move(parameter_steps);
+  num_bad_.reset();
   used_.clear();  // the batches are made anew
 }
 
 // Neighbours that are treated alike are one run of memory, with what lies between them and up to
 // the next multiple of kAlign: so arithmetic rounds alike wherever a parameter lies.
 void Optimizer::plan_batches(const DataParallel::Reduced& reduced) {
+  settle_steps();
   used_ = reduced.used;
   batches_.clear();
   for (size_t b = 0; b < reduced.parts.size(); ++b) {

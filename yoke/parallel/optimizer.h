@@ -82,6 +82,7 @@ class Optimizer {
 
  private:
   void make_state(const std::vector<DataParallel::Part>& parts);
+  void settle_steps();
   void plan_batches(const DataParallel::Reduced& reduced);
 
   const std::vector<std::string> state_names_;
@@ -89,6 +90,7 @@ class Optimizer {
   std::vector<Batch> batches_;
   std::vector<bool> used_;          // what batches_ was made for
   std::vector<int64_t> num_steps_;  // of each parameter
+  at::Tensor num_bad_ = {};         // of those, as many as the GPU left out
   int64_t step_ = 0;
 };
 

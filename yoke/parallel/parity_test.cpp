@@ -392,6 +392,23 @@ class FaultyWire final : public Wire {
   mutable bool skipped_ = false;  // every rank has its own wire
 };
 
+// A GPU leaves a step out without telling the host.
+TEST(ParityOfCounts, LeaveOutWhatWasSkipped) {
+  on_ranks(sizes()[0], [](Communicator& comm) {
+    const auto model = make_model("mlp", at::kFloat);
+    DataParallel dp(*model, comm, {});
+    AdamW optimizer(dp, {{.lr = 0.01, .skip_bad = true}});
+    for (int64_t step = 0; step < 4; ++step) {
+      const at::Tensor loss = model->loss_sum(step, 0, 2);
+      dp.backward(step == 1 ? loss * std::numeric_limits<double>::quiet_NaN() : loss, 2);
+      optimizer.step();
+      if (step == 2)
+        for (const int64_t count : optimizer.parameter_steps()) EXPECT_EQ(count, 2);
+    }
+    for (const int64_t count : optimizer.parameter_steps()) EXPECT_EQ(count, 3);
+  });
+}
+
 TEST(ParityPlanted, MistakesAreFound) {
   if (!tries(2)) GTEST_SKIP() << "wants 2 ranks";
   using Fault = FaultyWire::Fault;

@@ -97,6 +97,7 @@ std::vector<Field> fields_of(Config& config) {
       {"run", "name", &run.name, "the run's name"},
       {"run", "dir", &run.dir, "the folder of all runs"},
       {"run", "devices", &run.devices, "auto, cpu:4, cuda:0-3"},
+      {"run", "deterministic", &run.deterministic, "the same bits from every run, also on a GPU"},
       {"run", "timeout_s", &run.timeout_s, "seconds that ranks wait for each other", 0},
       {"run", "max_restarts", &run.max_restarts, "how often a failed run starts again", 0},
       {"run", "trace_steps", &run.trace_steps, "first and last step of trace.json; empty: none", 0},

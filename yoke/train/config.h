@@ -69,6 +69,7 @@ struct CheckpointConfig {
 struct RunConfig {
   std::string name = "run", dir = "runs";
   std::string devices = "auto";
+  bool deterministic = false;
   double timeout_s = 300;
   int64_t max_restarts = 0;
   std::vector<int64_t> trace_steps = {};  // the first and the last step of trace.json

@@ -86,7 +86,8 @@ Config random_config(uint64_t number) {
   recompute = draw.word("none selective full"), layers_per_stage = draw.list();
   auto& [folder, every, keep, async] = checkpoint;
   folder = draw.text(), every = draw.whole(0), keep = draw.whole(1), async = draw.flag();
-  auto& [name, dir, devices, timeout_s, max_restarts, trace_steps] = run;
+  auto& [name, dir, devices, deterministic, timeout_s, max_restarts, trace_steps] = run;
+  deterministic = draw.flag();
   name = draw.text(), dir = draw.text(), devices = draw.text();
   timeout_s = 1 + std::fmod(draw.real(), 1e6), max_restarts = draw.whole(0);
   if (draw.flag()) trace_steps = {draw.whole(0), draw.whole(100000)};

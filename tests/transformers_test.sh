@@ -30,5 +30,5 @@ for name in gpt2 llama llama3 qwen2; do
 done
 check
 expect 2 'model.seq = 100, and the model in .* knows 64 positions' "$yoke" train model.init="$scratch/models/gpt2" "${train[@]}" model.seq=100
-expect 2 'the tokens of text are 256 bytes' "$yoke" train model.init="$scratch/models/gpt2" "${train[@]}" data.kind=text data.path="$scratch"
+expect 2 'the tokenizer has 256 tokens, the bytes' "$yoke" train model.init="$scratch/models/gpt2" "${train[@]}" data.kind=text data.path="$scratch"
 expect 1 "it is no folder of a model" "$yoke" train model.init="$scratch" "${train[@]}"

@@ -71,15 +71,16 @@ void write_safetensors(const Path& path,
   file.finish();
 }
 
-SafetensorsFile::SafetensorsFile(const Path& path) : file_(path) {
+SafetensorsFile::SafetensorsFile(const Path& path)
+    : file_(std::make_shared<const MappedFile>(path)) {
   try {
-    const size_t all = file_.size();
+    const size_t all = file_->size();
     uint64_t length = 0;
     if (all < sizeof length) fail(Kind::Io, "it has ", all, " bytes");
-    std::memcpy(&length, file_.data(), sizeof length);
+    std::memcpy(&length, file_->data(), sizeof length);
     if (length > std::min<uint64_t>(kMostHeader, all - 8))
       fail(Kind::Io, "its header would have ", length, " of ", all, " bytes");
-    const char* text = file_.data() + 8;
+    const char* text = file_->data() + 8;
     const char* data = text + length;
     const size_t room = all - 8 - length;
     const json header = json::parse(text, text + length);
@@ -100,9 +101,10 @@ SafetensorsFile::SafetensorsFile(const Path& path) : file_(path) {
         fail(Kind::Io, "'", name, "' has ", bytes, " bytes, and its place is ", begin, " to ", end,
              " of ", room);
       ranges.emplace_back(begin, end);
-      tensors_[name] =
-          bytes == 0 ? at::empty(shape, dtype)
-                     : at::from_blob(const_cast<char*>(data + begin), shape, at::dtype(dtype));
+      tensors_[name] = bytes == 0 ? at::empty(shape, dtype)
+                                  : at::from_blob(
+                                        const_cast<char*>(data + begin), shape,
+                                        [kept = file_](void*) {}, at::dtype(dtype));
     }
     std::ranges::sort(ranges);
     size_t last = 0;
@@ -125,7 +127,7 @@ std::vector<std::string> SafetensorsFile::names() const {
 at::Tensor SafetensorsFile::tensor(const std::string& name) const {
   const auto found = tensors_.find(name);
   if (found == tensors_.end())
-    fail(Kind::Io, "'", file_.path().string(), "' has no tensor '", name, "'");
+    fail(Kind::Io, "'", file_->path().string(), "' has no tensor '", name, "'");
   return found->second;
 }
 

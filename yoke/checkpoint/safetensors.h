@@ -37,7 +37,7 @@ class SafetensorsFile {
   at::Tensor tensor(const std::string& name) const;
 
  private:
-  const MappedFile file_;
+  const std::shared_ptr<const MappedFile> file_;  // its tensors keep it
   Strings metadata_;
   std::map<std::string, at::Tensor> tensors_;
 };

@@ -47,6 +47,14 @@ std::vector<Path> list(const Path& folder) {
   return paths;
 }
 
+std::vector<Path> find(const Path& path) {
+  if (std::filesystem::exists(path / kIndexName)) return {path};
+  for (const Path& folder : {path, path / "checkpoints"})
+    if (auto all = list(folder); !all.empty()) return all;
+  fail(Kind::Usage, "'", path.string(),
+       "' is no checkpoint, and no folder of a run or of checkpoints");
+}
+
 std::optional<Path> latest(const Path& folder) {
   const auto all = list(folder);
   return all.empty() ? std::nullopt : std::optional(all.back());

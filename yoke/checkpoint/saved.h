@@ -17,6 +17,9 @@ std::string step_name(int64_t step);  // "step-00000100"
 // The committed ones in a folder, oldest first; none if it is not there.
 std::vector<Path> list(const Path& folder);
 std::optional<Path> latest(const Path& folder);
+// `path` itself if it is one, else those in it, or in a run's folder of them, oldest first. Throws
+// Kind::Usage where there are none.
+std::vector<Path> find(const Path& path);
 
 class Saved {
  public:

@@ -28,15 +28,7 @@ struct Options {
   bool json = false;
 };
 
-// A checkpoint, or a folder of them, or a run's.
-std::vector<Path> checkpoints_in(const Path& path) {
-  if (std::filesystem::exists(path / checkpoint::kIndexName)) return {path};
-  for (const Path& folder : {path, path / "checkpoints"})
-    if (auto all = checkpoint::list(folder); !all.empty()) return all;
-  fail(Kind::Usage, "'", path.string(),
-       "' is no checkpoint, and no folder of a run or of checkpoints");
-}
-Saved open(const std::string& path) { return Saved(checkpoints_in(path).back()); }
+Saved open(const std::string& path) { return Saved(checkpoint::find(path).back()); }
 
 int64_t bytes_of(const Saved& saved) {
   int64_t bytes = 0;
@@ -51,7 +43,7 @@ std::string shape_text(const std::vector<int64_t>& shape) {
 }
 
 void ls(const Options& options) {
-  for (const auto& path : checkpoints_in(options.path)) {
+  for (const auto& path : checkpoint::find(options.path)) {
     const Saved saved(path);
     if (options.json)
       std::cout << observe::JsonObject({{"path", path.string()},
@@ -81,7 +73,7 @@ void show(const Options& options) {
 
 void verify(const Options& options) {
   size_t wrong = 0;
-  for (const auto& path : checkpoints_in(options.path)) {
+  for (const auto& path : checkpoint::find(options.path)) {
     const auto found = Saved(path).verify();
     for (const auto& line : found) std::cout << path.string() << ": " << line << "\n";
     if (found.empty()) std::cout << path.string() << ": good\n";

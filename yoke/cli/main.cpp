@@ -14,10 +14,12 @@
 #include "yoke/base/text.h"
 #include "yoke/cli/bench_comm.h"
 #include "yoke/cli/checkpoint.h"
+#include "yoke/cli/data.h"
 #include "yoke/cli/demo.h"
 #include "yoke/cli/doctor.h"
 #include "yoke/cli/environment.h"
 #include "yoke/cli/flight_watch.h"
+#include "yoke/cli/generate.h"
 #include "yoke/cli/schedule.h"
 #include "yoke/cli/trace.h"
 #include "yoke/cli/train.h"
@@ -60,6 +62,9 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   app.footer("Every verb has its own --help.");
   yoke::cli::add_train(app);
+  yoke::cli::add_generate(app);
+  yoke::cli::add_eval(app);
+  yoke::cli::add_data(app);
   yoke::cli::add_checkpoint(app);
   yoke::cli::add_trace(app);
   yoke::cli::add_demo(app);

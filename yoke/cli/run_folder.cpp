@@ -81,10 +81,16 @@ void RunFolder::write(const train::Step& step) {
   events_->flush();
 }
 
-void RunFolder::write_eval(int64_t step, double loss) {
-  metrics_ << observe::JsonObject({{"step", step}, {"val_loss", loss}}).text() << "\n"
-           << std::flush;
-  events_->scalar("val/loss", step, loss, wall_seconds());
+void RunFolder::write_eval(int64_t step, const train::Evaluated& result) {
+  metrics_ << json_of(step, result) << "\n" << std::flush;
+  events_->scalar("val/loss", step, result.loss, wall_seconds());
+  if (result.accuracy >= 0) events_->scalar("val/accuracy", step, result.accuracy, wall_seconds());
+}
+
+std::string json_of(int64_t step, const train::Evaluated& result) {
+  observe::JsonObject object({{"step", step}, {"val_loss", result.loss}});
+  if (result.accuracy >= 0) object.add("val_accuracy", result.accuracy);
+  return object.text();
 }
 
 std::string json_of(const train::Step& step) {

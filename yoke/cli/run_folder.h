@@ -26,7 +26,7 @@ class RunFolder {
   // was stopped, are forgotten.
   void begin(int64_t done);
   void write(const train::Step& step);
-  void write_eval(int64_t step, double loss);
+  void write_eval(int64_t step, const train::Evaluated& result);
 
  private:
   const std::filesystem::path path_;
@@ -36,6 +36,7 @@ class RunFolder {
 };
 
 // As --json and metrics.jsonl have it.
+std::string json_of(int64_t step, const train::Evaluated& result);
 std::string json_of(const train::Step& step);
 
 }  // namespace yoke::cli

@@ -83,8 +83,10 @@ double state_bytes(const train::Config& config, const plan::Plan& plan, double p
 // What is trained, and who has which part of it.
 std::string header(const train::Config& config, const plan::Plan& plan, const train::Sizes& sizes,
                    const models::Model& model, const std::vector<topo::Device>& devices) {
-  std::string text = cat(config.model.arch, ": ", count_text(double(model.num_parameters)),
-                         " parameters, ", config.model.layers, " layers, dim ", config.model.dim);
+  std::string text =
+      cat(config.model.arch, ": ", count_text(double(model.num_parameters)), " parameters");
+  if (config.model.arch != "torchscript")
+    text += cat(", ", config.model.layers, " layers, dim ", config.model.dim);
   text += cat("\nplan: pp ", plan.pp, " x dp ", plan.dp, " x tp ", plan.tp, ", ZeRO ", plan.zero);
   if (plan.pp > 1) text += cat(", ", plan.schedule);
   text += cat("; a step has ", sizes.batch, " samples: ", plan.dp, " x ", plan.micro_batches,
@@ -116,23 +118,24 @@ std::string header(const train::Config& config, const plan::Plan& plan, const tr
   return text;
 }
 
-std::string line_of(const train::Step& step, int64_t steps) {
+std::string line_of(const train::Step& step, int64_t steps, const char* unit) {
   char text[200];
   const auto width = int(std::to_string(steps).size());
   char mfu[32] = "";
   if (step.mfu > 0) std::snprintf(mfu, sizeof mfu, "   MFU %4.1f %%", 100 * step.mfu);
   std::snprintf(
       text, sizeof text,
-      "step %*ld/%ld   loss %8.5f   norm %8.4f   lr %.2e   %8.0f tok/s%s   %7.1f ms   %6.0f MB",
+      "step %*ld/%ld   loss %8.5f   norm %8.4f   lr %.2e   %8.0f %s/s%s   %7.1f ms   %6.0f MB",
       width, long(step.step), long(steps), step.loss, step.grad_norm, step.lr, step.tokens_per_s,
-      mfu, step.seconds * 1e3, double(step.memory_bytes) / 1e6);
+      unit, mfu, step.seconds * 1e3, double(step.memory_bytes) / 1e6);
   return text;
 }
 
 // What rank 0 shows: a line for a step on stdout, and on a terminal how far it is.
 class Screen {
  public:
-  Screen(const train::Config& config, bool json) : config_(config), json_(json) {}
+  Screen(const train::Config& config, bool json, const char* unit)
+      : config_(config), json_(json), unit_(unit) {}
   void begin(int64_t done) {
     if (json_) return;
     progress_.emplace(std::cerr, clock_,
@@ -144,7 +147,7 @@ class Screen {
   void show(const train::Step& step) {
     const auto& [steps, every] = std::tie(config_.train.steps, config_.train.log_every);
     if (step.step % every == 0 || step.step == steps || step.step == 1)
-      say(json_ ? json_of(step) : line_of(step, steps));
+      say(json_ ? json_of(step) : line_of(step, steps, unit_));
     if (progress_ && is_terminal_) progress_->update(uint64_t(step.step), cat("loss ", step.loss));
   }
   void say(const std::string& line) {
@@ -156,6 +159,7 @@ class Screen {
  private:
   const train::Config& config_;
   const bool json_;
+  const char* const unit_;  // of what is counted in a second
   const bool is_terminal_ = ::isatty(STDERR_FILENO) == 1;
   const SteadyClock clock_;
   std::optional<observe::Progress> progress_;
@@ -193,8 +197,8 @@ train::TrainerOptions trainer_options(const train::Config& config, const plan::P
   options.timeout = Duration(int64_t(config.run.timeout_s * 1e9));
   options.values["config"] = train::to_toml(config);
   options.values["plan"] = plan::to_text(plan);
-  if (const auto words = train::words_options(config))
-    options.values["architecture"] = models::to_config(*words);
+  options.values["architecture"] = models::to_json(train::architecture(config, at::kCPU));
+  options.workers = int(config.data.workers);
   return options;
 }
 
@@ -214,7 +218,7 @@ int train(const Options& options) {
     return 0;
   }
   auto config = read_config(options);
-  train::adopt_model(config);
+  train::settle(config);
   const auto launch = topo::discover(read_environment());
   if (config.run.max_restarts > 0 && !options.dry_run && !is_supervised() &&
       launch.world_size == 1) {
@@ -230,7 +234,7 @@ int train(const Options& options) {
   const bool speaks = launch.rank == 0;
   const auto [plan, sizes] = train::resolve(config, int(devices.size()) * launch.world_size);
   const auto device = devices[0].kind == topo::DeviceKind::Cuda ? at::Device(at::kCUDA) : at::kCPU;
-  const auto model = train::make_model(config, device);
+  const auto model = models::make_model(train::architecture(config, device));
   if (!options.json && speaks) {
     if (options.dry_run) std::cout << train::to_toml(config) << "\n";
     std::cout << header(config, plan, sizes, model, devices) << std::flush;
@@ -249,7 +253,7 @@ int train(const Options& options) {
     trainer_settings.trace_last = config.run.trace_steps[1];
   }
   train::Trainer trainer(model, dataset, trainer_settings);
-  Screen screen(config, options.json);
+  Screen screen(config, options.json, model.tokens > 1 ? "tok" : "samples");
   std::optional<RunFolder> folder;
   bool log_failed = false;
   trainer.callbacks.on_begin = [&](int64_t done) {
@@ -268,10 +272,12 @@ int train(const Options& options) {
   trainer.callbacks.on_trouble = [](const std::string& what) {
     std::cerr << "yoke: " << what << "\n";
   };
-  trainer.callbacks.on_eval = [&](int64_t step, double loss) {
-    folder->write_eval(step, loss);
-    screen.say(options.json ? observe::JsonObject({{"step", step}, {"val_loss", loss}}).text()
-                            : cat("step ", step, "   validation loss ", loss));
+  trainer.callbacks.on_eval = [&](int64_t step, const train::Evaluated& result) {
+    folder->write_eval(step, result);
+    const auto [loss, accuracy] = result;
+    screen.say(options.json ? json_of(step, result)
+                            : cat("step ", step, "   validation loss ", loss,
+                                  accuracy < 0 ? "" : cat("   accuracy ", 100 * accuracy, " %")));
   };
   trainer.callbacks.on_save = [&](int64_t step, Duration held_up) {
     const double ms = std::chrono::duration<double, std::milli>(held_up).count();

@@ -53,7 +53,7 @@ TEST(Text, IsTheBytesOfTheTextFilesInOrder) {
   std::ofstream(folder / "b" / "a.txt") << "ab";
   std::ofstream(folder / ".git" / "x") << "hidden";
   std::ofstream(folder / "z.bin") << std::string("z\0z", 3);
-  const auto text = open_text(folder.string(), 2);
+  const auto text = open_text(folder.string(), {.seq = 2});
   EXPECT_EQ(text->size(), 2);
   const auto batch = text->batch({1, 0});
   EXPECT_TRUE(at::equal(batch.input, at::tensor({99, 100, 97, 98}, at::kLong).view({2, 2})));
@@ -61,7 +61,7 @@ TEST(Text, IsTheBytesOfTheTextFilesInOrder) {
   EXPECT_TRUE(at::equal(part_of(text, 1, 2)->batch({0}).input, batch.input.narrow(0, 0, 1)));
   for (const auto& [path, seq] : {std::pair(folder.string(), 8), {(folder / "none").string(), 2}})
     try {
-      open_text(path, seq);
+      open_text(path, {.seq = seq});
       FAIL();
     } catch (const Error& error) {
       EXPECT_EQ(error.kind(), Kind::Config);

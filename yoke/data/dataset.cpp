@@ -3,11 +3,6 @@
 
 #include <ATen/Functions.h>
 
-#include <algorithm>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
-
 #include "yoke/base/error.h"
 #include "yoke/base/rng.h"
 
@@ -15,56 +10,6 @@ namespace yoke::data {
 namespace {
 
 constexpr int64_t kSyntheticSize = 1 << 20;  // samples
-
-std::string read(const std::filesystem::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::string text((std::istreambuf_iterator<char>(file)), {});
-  if (!file && !file.eof()) fail(Kind::Io, "cannot read '", path.string(), "'");
-  return text;
-}
-
-std::string read_all(const std::filesystem::path& path) {
-  namespace fs = std::filesystem;
-  if (!fs::exists(path))
-    fail(Kind::Config, "data.path: there is no '", path.string(), "'; give a file or a folder");
-  if (!fs::is_directory(path)) return read(path);
-  std::vector<fs::path> files;
-  for (auto entry = fs::recursive_directory_iterator(path); entry != fs::end(entry); ++entry) {
-    if (entry->path().filename().string().starts_with(".")) {
-      if (entry->is_directory()) entry.disable_recursion_pending();
-    } else if (entry->is_regular_file()) {
-      files.push_back(entry->path());
-    }
-  }
-  std::ranges::sort(files);
-  std::string all;
-  for (const auto& file : files)
-    if (const auto text = read(file); text.find('\0') == std::string::npos) all += text;
-  return all;
-}
-
-class Text final : public Dataset {
- public:
-  Text(const std::string& path, int64_t seq) : text_(read_all(path)), seq_(seq) {
-    if (size() < 2)
-      fail(Kind::Config, "data.path '", path, "' has ", text_.size(),
-           " bytes of text, and a sample "
-           "of model.seq = ",
-           seq, " takes ", seq + 1, "; two are wanted at least");
-  }
-  int64_t size() const override { return (int64_t(text_.size()) - 1) / seq_; }
-  Batch batch(const std::vector<int64_t>& samples) const override {
-    const at::Tensor both = at::empty({int64_t(samples.size()), seq_ + 1}, at::kLong);
-    auto* to = both.mutable_data_ptr<int64_t>();
-    for (const int64_t sample : samples)
-      for (int64_t i = 0; i <= seq_; ++i) *to++ = uint8_t(text_[size_t(sample * seq_ + i)]);
-    return {both.narrow(1, 0, seq_).contiguous(), both.narrow(1, 1, seq_).contiguous()};
-  }
-
- private:
-  const std::string text_;
-  const int64_t seq_;
-};
 
 class Words final : public Dataset {
  public:
@@ -83,7 +28,7 @@ class Words final : public Dataset {
                        : int64_t(rng.below(uint64_t(2 * i + 2), uint64_t(vocab_)));
       }
     }
-    return {both.narrow(1, 0, seq_).contiguous(), both.narrow(1, 1, seq_).contiguous()};
+    return batch_of_tokens(both, std::nullopt);
   }
 
  private:
@@ -110,6 +55,33 @@ class Vectors final : public Dataset {
   const uint64_t seed_;
 };
 
+class Pictures final : public Dataset {
+ public:
+  Pictures(int64_t channels, int64_t size, int64_t classes, uint64_t seed)
+      : shape_{channels, size, size}, classes_(classes), seed_(seed) {}
+  int64_t size() const override { return kSyntheticSize; }
+  Batch batch(const std::vector<int64_t>& samples) const override {
+    const int64_t count = shape_[0] * shape_[1] * shape_[2];
+    const at::Tensor x = at::empty({int64_t(samples.size()), count}, at::kFloat);
+    const at::Tensor y = at::empty({int64_t(samples.size())}, at::kLong);
+    auto* to = x.mutable_data_ptr<float>();
+    for (size_t s = 0; s < samples.size(); ++s) {
+      const Rng rng(seed_, "pictures", uint64_t(samples[s]));
+      const auto which = rng.below(uint64_t(count), uint64_t(classes_));
+      const Rng picture(seed_, "picture", which);
+      y[int64_t(s)] = int64_t(which);
+      for (int64_t i = 0; i < count; ++i)
+        *to++ = float(picture.normal(uint64_t(i)) + rng.normal(uint64_t(i)));
+    }
+    return {x.view({-1, shape_[0], shape_[1], shape_[2]}), y};
+  }
+
+ private:
+  const std::vector<int64_t> shape_;
+  const int64_t classes_;
+  const uint64_t seed_;
+};
+
 class Some final : public Dataset {
  public:
   Some(std::shared_ptr<Dataset> whole, int64_t begin, int64_t end)
@@ -119,26 +91,46 @@ class Some final : public Dataset {
   }
   int64_t size() const override { return end_ - begin_; }
   Batch batch(const std::vector<int64_t>& samples) const override {
-    auto moved = samples;
-    for (auto& sample : moved) sample += begin_;
-    return whole_->batch(moved);
+    return whole_->batch(moved(samples));
   }
+  Batch draw(const std::vector<int64_t>& samples,
+             const std::vector<int64_t>& positions) const override {
+    return whole_->draw(moved(samples), positions);
+  }
+  bool has_documents() const override { return whole_->has_documents(); }
 
  private:
+  std::vector<int64_t> moved(std::vector<int64_t> samples) const {
+    for (auto& sample : samples) sample += begin_;
+    return samples;
+  }
   const std::shared_ptr<Dataset> whole_;
   const int64_t begin_, end_;
 };
 
 }  // namespace
 
-std::shared_ptr<Dataset> open_text(const std::string& path, int64_t seq) {
-  return std::make_shared<Text>(path, seq);
+Batch batch_of_tokens(const at::Tensor& both, std::optional<int64_t> end) {
+  const int64_t seq = both.size(1) - 1;
+  Batch batch{both.narrow(1, 0, seq).contiguous(), both.narrow(1, 1, seq).contiguous()};
+  if (!end) return batch;
+  // What comes after an end belongs to the next one, and nothing tells what it is.
+  const at::Tensor is_end = batch.input == *end;
+  batch.documents = is_end.cumsum(1) - is_end.to(at::kLong);
+  batch.target = batch.target.masked_fill(is_end, kIgnored);  // a new one: it may share memory
+  batch.num_ignored = is_end.sum().item<int64_t>();
+  return batch;
 }
+
 std::shared_ptr<Dataset> synthetic_words(int64_t vocab, int64_t seq, uint64_t seed) {
   return std::make_shared<Words>(vocab, seq, seed);
 }
 std::shared_ptr<Dataset> synthetic_vectors(int64_t dim, uint64_t seed) {
   return std::make_shared<Vectors>(dim, seed);
+}
+std::shared_ptr<Dataset> synthetic_images(int64_t channels, int64_t size, int64_t classes,
+                                          uint64_t seed) {
+  return std::make_shared<Pictures>(channels, size, classes, seed);
 }
 std::shared_ptr<Dataset> part_of(std::shared_ptr<Dataset> whole, int64_t begin, int64_t end) {
   return std::make_shared<Some>(std::move(whole), begin, end);

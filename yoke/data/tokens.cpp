@@ -101,7 +101,8 @@ std::vector<fs::path> files_of(const std::string& path) {
 
 class Tokens final : public Dataset {
  public:
-  Tokens(const std::string& path, int64_t seq, int64_t vocab) : seq_(seq) {
+  Tokens(const std::string& path, int64_t seq, int64_t vocab, int64_t end) : seq_(seq) {
+    if (end >= 0) end_ = end;
     for (const auto& file : files_of(path)) {
       shards_.push_back(std::make_unique<Shard>(file, vocab));
       ends_.push_back(size() + std::max<int64_t>(0, (shards_.back()->size() - 1) / seq));
@@ -120,19 +121,22 @@ class Tokens final : public Dataset {
       shards_[shard]->read(first * seq_, seq_ + 1, to);
       to += seq_ + 1;
     }
-    return {both.narrow(1, 0, seq_).contiguous(), both.narrow(1, 1, seq_).contiguous()};
+    return batch_of_tokens(both, end_);
   }
+  bool has_documents() const override { return end_.has_value(); }
 
  private:
   const int64_t seq_;
+  std::optional<int64_t> end_ = {};
   std::vector<std::unique_ptr<Shard>> shards_;
   std::vector<int64_t> ends_;  // samples up to the end of each
 };
 
 }  // namespace
 
-std::shared_ptr<Dataset> open_tokens(const std::string& path, int64_t seq, int64_t vocab) {
-  return std::make_shared<Tokens>(path, seq, vocab);
+std::shared_ptr<Dataset> open_tokens(const std::string& path, int64_t seq, int64_t vocab,
+                                     int64_t end) {
+  return std::make_shared<Tokens>(path, seq, vocab, end);
 }
 
 }  // namespace yoke::data

@@ -6,15 +6,14 @@
 #include <cmath>
 
 #include "yoke/base/error.h"
+#include "yoke/models/block.h"
 #include "yoke/models/words.h"
-#include "yoke/parallel/attention.h"
+#include "yoke/parallel/passing.h"
 
 namespace yoke::models {
 namespace {
 
 using namespace parallel;
-
-LayerNorm make_norm(int64_t dim) { return LayerNorm(torch::nn::LayerNormOptions({dim})); }
 
 struct Start : torch::nn::Module {
   Start(const GptOptions& options, const TensorAxis& axis)
@@ -22,11 +21,15 @@ struct Start : torch::nn::Module {
         positions(register_parameter("positions", at::empty({options.seq, options.dim}))),
         axis(axis) {}
   at::Tensor forward(const at::Tensor& text) {  // [batch, tokens]
-    const int64_t tokens = text.size(1);
-    if (tokens > positions.size(0))
-      fail(Kind::Usage, tokens, " tokens, and the model knows ", positions.size(0), " positions");
+    const auto& [documents, target, past] = Passing::current();
+    const int64_t tokens = text.size(1), before = past ? past->length() : 0;
+    if (before + tokens > positions.size(0))
+      fail(Kind::Usage, before + tokens, " tokens, and the model knows ", positions.size(0),
+           " positions");
     const int64_t count = axis.scatters() ? axis.part_of(tokens, "tokens") : tokens;
-    return words(text) + positions.narrow(0, axis.scatters() ? axis.rank() * count : 0, count);
+    const int64_t first = axis.scatters() ? axis.rank() * count : before;
+    if (!documents.defined()) return words(text) + positions.narrow(0, first, count);
+    return words(text) + at::embedding(positions, places_in(documents).narrow(1, first, count));
   }
   void split() { words->split_words(axis); }
   Embedding words;
@@ -34,30 +37,9 @@ struct Start : torch::nn::Module {
   const TensorAxis axis;
 };
 
-struct Block : torch::nn::Module {
-  Block(const GptOptions& options, const TensorAxis& axis)
-      : norm1(register_module("norm1", make_norm(options.dim))),
-        attention(register_module(
-            "attention", Attention(AttentionOptions{.dim = options.dim, .heads = options.heads}))),
-        norm2(register_module("norm2", make_norm(options.dim))),
-        up(register_module("up", Linear(options.dim, options.ffn))),
-        down(register_module("down", Linear(options.ffn, options.dim))),
-        axis(axis) {}
-  at::Tensor forward(const at::Tensor& x) {
-    const auto [whole, first] = norm1->sum(x);
-    const auto [mixed, second] = norm2->sum(whole, attention(first));
-    return mixed + down(at::gelu(up(second), "tanh"));
-  }
-  void split() {
-    attention->split_heads(axis);
-    up->split_outputs(axis);
-    down->split_inputs(axis);
-  }
-  LayerNorm norm1;
-  Attention attention;
-  LayerNorm norm2;
-  Linear up, down;
-  const TensorAxis axis;
+struct GptBlock : Block {
+  GptBlock(const GptOptions& options, const TensorAxis& axis)
+      : Block({.dim = options.dim, .heads = options.heads, .ffn = options.ffn}, axis) {}
 };
 
 }  // namespace
@@ -79,10 +61,10 @@ Model make_gpt(const GptOptions& given) {
   const double less = 0.02 / std::sqrt(2.0 * double(layers));
   const auto scale = [=](const std::string& key) {
     const bool residual = key == "attention.out.weight" || key == "down.weight";
-    return key.ends_with("bias") ? 0 : residual ? less : 0.02;
+    return is_norm(key) ? -1 : key.ends_with("bias") ? 0 : residual ? less : 0.02;
   };
-  model.layers = layers_of<Start, Block, LayerNorm>(options, /*tied=*/true, scale,
-                                                    [dim = dim] { return make_norm(dim); });
+  model.layers = layers_of<Start, GptBlock, LayerNorm>(
+      options, /*tied=*/true, scale, [dim = dim] { return Block::make_norm({.dim = dim}); });
   return model;
 }
 

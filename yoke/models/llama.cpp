@@ -84,7 +84,9 @@ Model make_llama(const LlamaOptions& given) {
       (tied ? 1 : 2) * vocab * dim + dim + layers * (block + 2 * dim + (qkv_bias ? outputs : 0));
   model.cut = {
       {heads, "heads"}, {kv_heads, "heads of keys and values"}, {vocab, "words"}, {ffn, "of ffn"}};
-  const auto scale = [](const std::string& key) { return key.ends_with("bias") ? 0 : 0.02; };
+  const auto scale = [](const std::string& key) {
+    return is_norm(key) ? -1 : key.ends_with("bias") ? 0 : 0.02;
+  };
   model.layers = layers_of<Start, Block, RmsNorm>(
       options, tied, scale, [dim = dim, eps = eps] { return RmsNorm(dim, eps); });
   return model;

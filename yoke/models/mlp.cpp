@@ -21,39 +21,79 @@ struct Block : torch::nn::Module {
   Linear up, down;
 };
 
+// From the shape of a sample to a vector.
+struct Start : torch::nn::Module {
+  Start(int64_t inputs, int64_t dim) : in(register_module("in", Linear(inputs, dim))) {}
+  at::Tensor forward(const at::Tensor& x) { return at::gelu(in(x.flatten(1))); }
+  Linear in;
+};
+
 }  // namespace
 
 Model make_mlp(const MlpOptions& given) {
   MlpOptions options = given;
   if (options.ffn == 0) options.ffn = 4 * options.dim;
-  const auto& [layers, dim, ffn, seed, device] = options;
-  if (std::min({layers, dim, ffn}) < 1)
-    fail(Kind::Config, "an mlp wants layers, dim and ffn from 1 on, got ", layers, ", ", dim, ", ",
-         ffn);
-  Model model{.num_parameters = layers * (2 * dim * ffn + dim + ffn),
-              .flops = 12.0 * double(layers * dim * ffn),
-              .device = device};
+  const auto& [layers, dim, ffn, sample, classes, seed, device, dtype, init] = options;
+  const bool sorts = classes > 0;
+  int64_t inputs = 1;
+  for (const int64_t size : sample) inputs *= size;
+  if (std::min({layers, dim, ffn, inputs}) < 1 || sorts == sample.empty())
+    fail(Kind::Config,
+         "an mlp wants layers, dim and ffn from 1 on, and samples of a shape with classes; got ",
+         layers, ", ", dim, ", ", ffn, ", ", at::IntArrayRef(sample), " and ", classes);
+  Model model = sorts ? classifier(classes, device) : Model{.device = device};
+  const int64_t around = sorts ? inputs * dim + dim * classes : 0;
+  model.num_parameters =
+      layers * (2 * dim * ffn + dim + ffn) + around + (sorts ? dim + classes : 0);
+  model.flops = 6.0 * double(2 * layers * dim * ffn + around);
   model.cut = {{ffn, "of ffn"}};
-  model.layers = [options](const TensorAxis& axis) {
+  model.costs.assign(size_t(layers), double(2 * dim * ffn));
+  if (sorts) {
+    model.input = {"x", at::kFloat, {-1}};
+    model.input.shape.insert(model.input.shape.end(), sample.begin(), sample.end());
+    model.costs.insert(model.costs.begin(), double(inputs * dim));
+    model.costs.push_back(double(dim * classes));
+  } else {
+    model.input = {"x", at::kFloat, {-1, dim}};
+    model.output = {"y", at::kFloat, {-1, dim}};
+    model.loss_sum = [](const at::Tensor& output, const at::Tensor& target, const TensorAxis&) {
+      return (output - target).square().mean(-1).sum();
+    };
+  }
+  model.layers = [options, sorts, inputs](const TensorAxis& axis) {
     std::vector<LayerFactory> factories;
-    for (int64_t place = 0; place < options.layers; ++place)
-      factories.push_back([=] {
-        const auto block = std::make_shared<Block>(options);
-        for (auto& item : block->named_parameters()) {
-          const bool is_up = item.key() == "up.weight";
-          const double width = double(is_up ? options.dim : options.ffn * options.layers);
-          draw(item.value(), options.seed, cat(place, ".", item.key()),
-               item.key().ends_with("bias") ? 0 : 1 / std::sqrt(width));
-        }
-        block->to(options.device);
-        block->up->split_outputs(axis);
-        block->down->split_inputs(axis);
-        return layer(block);
+    const auto add = [&](auto make, const Scale& scale, auto split) {
+      factories.push_back([=, place = factories.size()] {
+        const auto module = make();
+        fill(*module, options.init, options.seed, scale,
+             [&](const std::string& key) { return cat(place, ".", key); });
+        module->to(options.device, options.dtype);
+        split(*module);
+        return layer(module);
       });
+    };
+    const auto scale_of = [](double width) {
+      return
+          [=](const std::string& key) { return key.ends_with("bias") ? 0 : 1 / std::sqrt(width); };
+    };
+    const auto nothing = [](auto&) {};
+    if (sorts)
+      add([=] { return std::make_shared<Start>(inputs, options.dim); }, scale_of(double(inputs)),
+          nothing);
+    const Scale within = [=](const std::string& key) {
+      const int64_t width = key == "up.weight" ? options.dim : options.ffn * options.layers;
+      return scale_of(double(width))(key);
+    };
+    for (int64_t i = 0; i < options.layers; ++i)
+      add([=] { return std::make_shared<Block>(options); }, within,
+          [=](Block& block) {
+            block.up->split_outputs(axis);
+            block.down->split_inputs(axis);
+          });
+    if (sorts)
+      add([=] { return std::make_shared<LinearImpl>(options.dim, options.classes); },
+          scale_of(double(options.dim)), nothing);
     return factories;
-  };
-  model.loss_sum = [](const at::Tensor& output, const at::Tensor& target, const TensorAxis&) {
-    return (output - target).square().mean(-1).sum();
   };
   return model;
 }

@@ -4,8 +4,13 @@
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
+#include <torch/nn/module.h>
 
+#include <algorithm>
+
+#include "yoke/base/error.h"
 #include "yoke/base/rng.h"
+#include "yoke/parallel/cross_entropy.h"
 
 namespace yoke::models {
 
@@ -22,6 +27,44 @@ void draw(at::Tensor parameter, uint64_t seed, const std::string& name, double s
     for (int64_t i = begin; i < end; ++i) data[i] = float(scale * rng.normal(uint64_t(i)));
   });
   parameter.copy_(values);
+}
+
+void fill(torch::nn::Module& module, const Init& init, uint64_t seed, const Scale& scale,
+          const std::function<std::string(const std::string& key)>& name_of) {
+  if (!init) {
+    for (auto& item : module.named_parameters())
+      if (const double size = scale(item.key()); size >= 0)
+        draw(item.value(), seed, name_of(item.key()), size);
+    return;
+  }
+  const auto take = [&](const std::string& key, at::Tensor& to) {
+    const auto name = name_of(key);
+    const at::Tensor value = init(name);
+    // A model may know more positions than are wanted.
+    const at::Tensor part =
+        value.dim() == 0 ? value : value.narrow(0, 0, std::min(value.size(0), to.size(0)));
+    if (part.sizes() != to.sizes())
+      fail(Kind::Io, "'", name, "' has the shape ", part.sizes(), ", and the model wants ",
+           to.sizes());
+    to.set_data(at::isFloatingType(to.scalar_type()) ? part.to(at::kFloat) : part);
+  };
+  for (auto& item : module.named_parameters()) take(item.key(), item.value());
+  for (auto& item : module.named_buffers()) take(item.key(), item.value());
+}
+
+Model classifier(int64_t classes, at::Device device) {
+  if (classes < 2)
+    fail(Kind::Config, "a model that sorts wants two classes or more, got ", classes);
+  Model model{.device = device, .output = {"logits", at::kFloat, {-1, classes}}};
+  // Every rank of a layer has all classes.
+  model.loss_sum = [](const at::Tensor& logits, const at::Tensor& target,
+                      const parallel::TensorAxis&) {
+    return parallel::cross_entropy_sum(logits, target);
+  };
+  model.num_right = [](const at::Tensor& logits, const at::Tensor& target) {
+    return (logits.argmax(-1) == target).sum();
+  };
+  return model;
 }
 
 }  // namespace yoke::models

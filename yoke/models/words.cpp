@@ -9,7 +9,11 @@ namespace yoke::models {
 
 Model words_model(int64_t layers, int64_t dim, int64_t vocab, int64_t seq, int64_t block, bool tied,
                   at::Device device) {
-  Model model{.tokens = seq, .can_scatter = true, .device = device};
+  Model model{.tokens = seq,
+              .can_scatter = true,
+              .device = device,
+              .input = {"tokens", at::kLong, {-1, -1}},
+              .output = {"logits", at::kFloat, {-1, -1, vocab}}};
   if (tied) model.ties = {{kWords, head_name(layers)}};
   // 2 for each weight forward, 4 backward; attention's two products over all tokens, as the MFU of
   // others counts them (Chowdhery et al., 2022).

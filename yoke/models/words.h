@@ -17,24 +17,15 @@ namespace yoke::models {
 inline const std::string kWords = "0.words.weight";
 inline std::string head_name(int64_t layers) { return std::to_string(layers + 1) + ".head.weight"; }
 
-// Draws its parameters, those called norm aside, and puts it where it is to be. `scale` is asked
-// with the name in the layer. A tied head begins as the words.
+// Gives it its values and puts it where it is to be. A tied head begins as the words.
 template <typename Module, typename Options>
 parallel::Layer made(const std::shared_ptr<Module>& module, const Options& options, int64_t place,
-                     bool tied, const std::function<double(const std::string& key)>& scale) {
-  for (auto& item : module->named_parameters()) {
-    const std::string& key = item.key();
-    std::string name = std::to_string(place) + "." + key;
-    if (tied && name == head_name(options.layers)) name = kWords;
-    if (options.init) {
-      const at::Tensor value = options.init(name);
-      // A model may know more positions than are wanted.
-      item.value().set_data(value.narrow(0, 0, std::min(value.size(0), item.value().size(0)))
-                                .to(at::kFloat, /*non_blocking=*/false, /*copy=*/true));
-    } else if (key.find("norm") == std::string::npos) {
-      draw(item.value(), options.seed, name, scale(key));
-    }
-  }
+                     bool tied, const Scale& scale) {
+  const auto name_of = [&](const std::string& key) {
+    const std::string name = std::to_string(place) + "." + key;
+    return tied && name == head_name(options.layers) ? kWords : name;
+  };
+  fill(*module, options.init, options.seed, scale, name_of);
   module->to(options.device, options.dtype);
   module->split();
   return parallel::layer(module);
@@ -57,8 +48,7 @@ struct End : torch::nn::Module {
 
 // Start, so many blocks, which may be recomputed, and the end after a norm that `make_norm` gives.
 template <typename Start, typename Block, typename Norm, typename Options>
-parallel::LayersOnAxis layers_of(const Options& options, bool tied,
-                                 const std::function<double(const std::string& key)>& scale,
+parallel::LayersOnAxis layers_of(const Options& options, bool tied, const Scale& scale,
                                  const std::function<Norm()>& make_norm) {
   return [=](const parallel::TensorAxis& axis) {
     parallel::load_kernels(options.device, options.dim);

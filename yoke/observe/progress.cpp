@@ -63,7 +63,7 @@ Progress::~Progress() {
 }
 
 std::string Progress::text(uint64_t done, std::string_view note) const {
-  const auto& [label, total, initial, unit, is_terminal, columns] = options_;
+  const auto& [label, total, initial, unit, is_terminal, columns, patience] = options_;
   const std::string percent = cat(complete(done, total, 100), " %");
   std::vector<std::string> parts;
   if (is_terminal)
@@ -88,7 +88,7 @@ std::string Progress::text(uint64_t done, std::string_view note) const {
 }
 
 void Progress::update(uint64_t done, std::string_view note) {
-  if (finished_) return;
+  if (finished_ || clock_.now() - start_ < options_.patience) return;
   finished_ = done >= options_.total;
   if (!options_.is_terminal) {
     const uint64_t tenth = complete(done, options_.total, 10);

@@ -21,7 +21,8 @@ struct ProgressOptions {
   uint64_t initial = 0;  // done before we began, as after a resume: does not count for the rate
   std::string unit = "steps";
   bool is_terminal = false;
-  size_t columns = 80;  // of the terminal; a longer line is cut
+  size_t columns = 80;     // of the terminal; a longer line is cut
+  Duration patience = {};  // before it nothing is shown, and of a shorter job nothing at all
 };
 
 class Progress {

@@ -25,6 +25,17 @@ TEST(Progress, TerminalGetsABarWithRateAndEta) {
       "\x1b[K");
 }
 
+TEST(Progress, OfAShortJobShowsNothing) {
+  std::ostringstream out;
+  ManualClock clock;
+  Progress progress(out, clock, {.label = "x", .total = 4, .patience = std::chrono::seconds(1)});
+  progress.update(2);
+  EXPECT_EQ(out.str(), "");
+  clock.advance(std::chrono::seconds(2));
+  progress.update(3);
+  EXPECT_NE(out.str(), "");
+}
+
 TEST(Progress, TerminalIsRedrawnAtMostTenTimesASecond) {
   ManualClock clock;
   std::ostringstream out;

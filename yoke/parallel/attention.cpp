@@ -4,6 +4,7 @@
 #include <ATen/Functions.h>
 
 #include "yoke/base/error.h"
+#include "yoke/parallel/passing.h"
 
 namespace yoke::parallel {
 
@@ -44,11 +45,22 @@ at::Tensor AttentionImpl::forward(const at::Tensor& input) {
   auto by_head = [&, size = head_dim](const at::Tensor& part, int64_t count) {
     return part.view({batch, tokens, count, size}).transpose(1, 2);  // [batch, heads, tokens, size]
   };
-  const at::Tensor q = rotary_.turn(by_head(parts[0], heads), 0);
-  const at::Tensor k = rotary_.turn(by_head(parts[1], kv_heads), 0),
-                   v = by_head(parts[2], kv_heads);
-  const at::Tensor mixed = at::scaled_dot_product_attention(q, k, v, {}, 0, causal, std::nullopt,
-                                                            /*enable_gqa=*/kv_heads < heads);
+  const auto& [documents, target, past] = Passing::current();
+  const int64_t before = past ? past->length() : 0;
+  const at::Tensor q = rotary_.turn(by_head(parts[0], heads), before);
+  at::Tensor k = rotary_.turn(by_head(parts[1], kv_heads), before), v = by_head(parts[2], kv_heads);
+  if (past) std::tie(k, v) = past->extend(this, k, v);
+  const bool is_whole = before == 0 && !documents.defined();  // else a mask says who sees whom
+  std::optional<at::Tensor> mask;
+  if (documents.defined()) mask = (documents.unsqueeze(2) == documents.unsqueeze(1)).unsqueeze(1);
+  if (!is_whole && causal && tokens > 1) {
+    const at::Tensor earlier =
+        at::ones({tokens, before + tokens}, q.options().dtype(at::kBool)).tril(before);
+    mask = mask ? mask->logical_and(earlier) : earlier;
+  }
+  const at::Tensor mixed =
+      at::scaled_dot_product_attention(q, k, v, mask, 0, causal && is_whole && tokens > 1,
+                                       std::nullopt, /*enable_gqa=*/kv_heads < heads);
   return out(mixed.transpose(1, 2).reshape({batch, tokens, heads * head_dim}));
 }
 

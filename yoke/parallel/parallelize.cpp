@@ -104,7 +104,7 @@ std::unique_ptr<Pipeline> spread(const LayersOnAxis& layers_on, const plan::Plan
                                  bool scatters) {
   plan.check(world.size(), int(layers_on({}).size()));
   const MeshGroups mesh(world, {.pp = plan.pp, .dp = plan.dp, .tp = plan.tp});
-  const TensorAxis axis{mesh.tp, plan.sequence};
+  const TensorAxis axis{mesh.tp, plan.sequence, mesh.dp};
   const auto layers = layers_on(axis);
   std::set<size_t> used;
   std::vector<LayerFactory> factories;

@@ -240,6 +240,8 @@ struct Pipeline::Impl {
            "of a step");
     batch = &given;
     training = train;
+    for (const auto& stage : stages)
+      if (stage && stage->is_training() != train) stage->train(train);
     total = {};
     times.clear();
     start = SteadyClock().now();
@@ -349,6 +351,7 @@ struct Pipeline::Impl {
     Cell& c = cell(stage, micro);
     if (training && split.contains({stage, micro})) c.deferral = std::make_shared<Deferral>();
     const Deferral::Scope scope(c.deferral);
+    const Passing::Scope known(batch->passing ? batch->passing(micro) : Passing());
     at::Tensor x = c.input;
     for (const auto& layer : stages[size_t(stage)]->layers) x = layer.forward(x);
     if (!last(stage)) return x;

@@ -22,6 +22,7 @@
 
 #include "yoke/parallel/data_parallel.h"
 #include "yoke/parallel/mesh_groups.h"
+#include "yoke/parallel/passing.h"
 #include "yoke/plan/simulate.h"
 
 namespace yoke::parallel {
@@ -77,6 +78,8 @@ class Pipeline {
     // The first stage's rank is asked for its micro-batches, and the last stage's for the loss.
     std::function<at::Tensor(int micro)> input = nullptr;
     std::function<Loss(const at::Tensor& output, int micro)> loss = nullptr;
+    // What the layers of every stage may know of its micro-batches; may be empty.
+    std::function<Passing(int micro)> passing = nullptr;
   };
   // Forward and backward of all micro-batches; then comes the optimizer's step. Returns the sum of
   // the losses of this replica, detached, on the rank of the last stage; elsewhere an undefined
@@ -84,7 +87,7 @@ class Pipeline {
   // Every rank of a layer (tp) gives the same input and gets the same loss. Where the schedule
   // computes again, `loss` is called again.
   Loss run(const Batch& batch);
-  // Forward alone, without gradients.
+  // Forward alone, without gradients, as modules do it that are not in training.
   Loss evaluate(const Batch& batch);
 
   DataParallel& data();

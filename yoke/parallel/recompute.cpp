@@ -10,6 +10,7 @@
 
 #include "yoke/base/error.h"
 #include "yoke/parallel/autocast.h"
+#include "yoke/parallel/passing.h"
 
 namespace yoke::parallel {
 namespace {
@@ -21,6 +22,7 @@ using Part = std::function<at::Tensor(const at::Tensor&)>;
 struct Holder : torch::CustomClassHolder {
   explicit Holder(Part fn) : fn(std::move(fn)) {}
   const Part fn;
+  const Passing passing = Passing::current();
 };
 
 // `anchor` requires a gradient, so that backward comes even if the input requires none.
@@ -48,6 +50,7 @@ struct Recompute : torch::autograd::Function<Recompute> {
     {
       const Autocast as_before(input.device().type(), context->saved_data["autocast"].toBool(),
                                context->saved_data["dtype"].toScalarType());
+      const Passing::Scope again(holder->passing);
       output = holder->fn(input);
     }
     if (output.requires_grad()) torch::autograd::backward({output}, {gradients[0]});

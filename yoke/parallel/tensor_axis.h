@@ -17,6 +17,8 @@ namespace yoke::parallel {
 struct TensorAxis {
   comm::Communicator group = {};  // empty: one rank
   bool sequence = false;
+  // The ranks that have the same part, and other samples: for norms over the whole batch.
+  comm::Communicator replicas = {};
 
   int rank() const { return group ? group.rank() : 0; }
   int size() const { return group ? group.size() : 1; }

@@ -41,22 +41,36 @@ struct Field {
 std::vector<Field> fields_of(Config& config) {
   auto& [model, data, train, plan, checkpoint, run] = config;
   return {
-      {"model", "arch", &model.arch, "the architecture", "gpt llama mlp"},
-      {"model", "layers", &model.layers, "layers of the model", 1},
-      {"model", "dim", &model.dim, "features of a token between layers", 1},
+      {"model", "arch", &model.arch, "the architecture", "gpt llama mlp resnet vit torchscript"},
+      {"model", "layers", &model.layers, "of the model; 0: 4, of resnet 18 (or 34, 50), of vit 6",
+       0},
+      {"model", "dim", &model.dim, "features between layers; 0: 128, of resnet 64", 0},
       {"model", "heads", &model.heads, "heads of attention, which divide dim", 1},
-      {"model", "vocab", &model.vocab, "different tokens; text has 256, its bytes", 1},
+      {"model", "vocab", &model.vocab, "different tokens; 0: as the tokenizer has, 256 for bytes",
+       0},
       {"model", "seq", &model.seq, "tokens of a sample", 1},
       {"model", "ffn", &model.ffn,
        "features inside a feed-forward layer; 0: 4 x dim, of llama 8/3 x dim", 0},
       {"model", "kv_heads", &model.kv_heads, "of llama: heads of keys and values; 0: as heads", 0},
+      {"model", "patch", &model.patch, "of vit: side of a patch; 0: a quarter of an image", 0},
+      {"model", "channels", &model.channels, "of images: 1 or 3; 0: as the data has", 0},
+      {"model", "size", &model.size, "of images: their side; 0: as the data has", 0},
+      {"model", "classes", &model.classes, "that images are sorted into; 0: as the data has", 0},
+      {"model", "path", &model.path, "of torchscript: the file"},
       {"model", "init", &model.init,
        "a Hugging Face folder to begin with; empty: drawn by the seed"},
 
-      {"data", "kind", &data.kind, "what is learned from", "text tokens synthetic"},
-      {"data", "path", &data.path, "of text, tokens: a file, or a folder of them"},
+      {"data", "kind", &data.kind, "what is learned from", "text tokens images synthetic"},
+      {"data", "path", &data.path,
+       "a file or folder, of text several with commas; empty: Yoke's own text"},
+      {"data", "tokenizer", &data.tokenizer,
+       "of text: a tokenizer.json, a .model, a folder with one; empty: bytes"},
+      {"data", "documents", &data.documents, "of text, tokens: each sees its own document alone"},
+      {"data", "end", &data.end, "of tokens with documents: the token after each", -1},
+      {"data", "augment", &data.augment, "of images: other parts of them, or mirrored, by chance"},
       {"data", "shuffle", &data.shuffle, "whether samples come in another order each epoch"},
       {"data", "val_fraction", &data.val_fraction, "part kept for evaluation, below 1", 0},
+      {"data", "workers", &data.workers, "threads of each rank that read ahead; 0: none", 0},
 
       {"train", "steps", &train.steps, "steps of the optimizer", 1},
       {"train", "batch", &train.batch, "samples of a step; 0: from the others", 0},
@@ -70,6 +84,8 @@ std::vector<Field> fields_of(Config& config) {
       {"train", "optimizer", &train.optimizer, "the optimizer", "adamw sgd lion"},
       {"train", "seed", &train.seed, "of weights, dropout and the order of samples"},
       {"train", "precision", &train.precision, "of forward and backward", "fp32 bf16 fp16"},
+      {"train", "batch_norm", &train.batch_norm, "of resnet: over all replicas, or each by itself",
+       "sync local"},
       {"train", "on_nan", &train.on_nan, "when the loss is no number", "stop skip rollback"},
       {"train", "spike", &train.spike, "standard deviations up that make a spike; 0: never", 0},
       {"train", "eval_every", &train.eval_every, "steps between evaluations; 0: none", 0},
@@ -249,15 +265,17 @@ void check(const std::vector<Field>& fields, const Config& config) {
     if (list && std::ranges::any_of(**list, low))
       refuse(field, "at least ", field.least, " in each");
   }
-  if (model.arch != "mlp" && model.dim % model.heads != 0)
+  const bool has_heads = model.arch == "gpt" || model.arch == "llama" || model.arch == "vit";
+  if (has_heads && model.dim % model.heads != 0)
     bad("model.heads", "a divisor of model.dim = ", model.dim);
   if (model.arch == "llama" && model.kv_heads > 0 && model.heads % model.kv_heads != 0)
     bad("model.kv_heads", "a divisor of model.heads = ", model.heads);
-  if (data.kind == "text" && data.path.empty())
-    bad("data.path", "a file or a folder of text: say data.path=FOLDER, or data.kind=synthetic");
   if (data.kind == "tokens" && data.path.empty())
     bad("data.path", "a .bin or .npy file of tokens, or a folder of them");
-  if (data.kind == "text" && model.vocab < 256)
+  if (data.kind == "images" && data.path.empty())
+    bad("data.path", "a folder of images, or of MNIST's IDX files");
+  const bool is_bytes = data.kind == "text" && data.tokenizer.empty() && model.init.empty();
+  if (is_bytes && model.vocab > 0 && model.vocab < 256)
     bad("model.vocab", "at least 256, as the tokens of text are bytes");
   if (data.val_fraction >= 1) bad("data.val_fraction", "less than 1");
   if (plan.zero > 3) bad("plan.zero", "-1 to 3");

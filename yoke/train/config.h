@@ -12,20 +12,30 @@
 namespace yoke::train {
 
 struct ModelConfig {
-  std::string arch = "gpt";  // gpt, llama, mlp
-  int64_t layers = 4, dim = 128, heads = 4, vocab = 256, seq = 128;
-  int64_t ffn = 0;       // 0: 4 x dim; of llama 8/3 x dim
-  int64_t kv_heads = 0;  // of llama; 0: as many as heads
+  std::string arch = "gpt";                // gpt, llama, mlp, resnet, vit, torchscript
+  int64_t layers = 0, dim = 0, heads = 4;  // 0: as is usual for the architecture
+  int64_t vocab = 0;                       // 0: as the tokenizer has
+  int64_t seq = 128;
+  int64_t ffn = 0;                              // 0: 4 x dim; of llama 8/3 x dim
+  int64_t kv_heads = 0;                         // of llama; 0: as many as heads
+  int64_t patch = 0;                            // of vit; 0: a quarter of size, or the next less
+  int64_t channels = 0, size = 0, classes = 0;  // of images; 0: as the data has them
+  std::string path = {};                        // of torchscript: the file
   // A folder of Hugging Face's, whose architecture and weights it begins with. Empty: the seed's.
   std::string init = {};
   bool operator==(const ModelConfig&) const = default;
 };
 
 struct DataConfig {
-  std::string kind = "text";  // text, tokens, synthetic
-  std::string path = {};      // text, tokens: a file, or a folder of them
+  std::string kind = "text";   // text, tokens, images, synthetic
+  std::string path = {};       // a file, or a folder of them; of text, empty: Yoke's own source
+  std::string tokenizer = {};  // of text: a file or folder; empty: bytes, or init's
+  bool documents = false;      // of text and tokens: a token sees its own document alone
+  int64_t end = -1;            // of tokens with documents: the token after each
+  bool augment = false;        // of images
   bool shuffle = true;
   double val_fraction = 0;
+  int64_t workers = 1;  // threads that read ahead, for each rank; 0: none
   bool operator==(const DataConfig&) const = default;
 };
 
@@ -38,9 +48,10 @@ struct TrainConfig {
   double weight_decay = 0.1, clip = 1;  // clip 0: none
   std::string optimizer = "adamw";      // adamw, sgd, lion
   int64_t seed = 1;
-  std::string precision = "fp32";  // fp32, bf16, fp16
-  std::string on_nan = "stop";     // stop, skip, rollback
-  double spike = 0;                // standard deviations of the loss that count as one; 0: never
+  std::string precision = "fp32";   // fp32, bf16, fp16
+  std::string batch_norm = "sync";  // sync, local
+  std::string on_nan = "stop";      // stop, skip, rollback
+  double spike = 0;                 // standard deviations of the loss that count as one; 0: never
   int64_t eval_every = 0, log_every = 1;
   bool operator==(const TrainConfig&) const = default;
 };

@@ -63,20 +63,26 @@ Config random_config(uint64_t number) {
   Draw draw{std::mt19937_64(number)};
   Config config;
   auto& [model, data, train, plan, checkpoint, run] = config;
-  auto& [arch, layers, dim, heads, vocab, seq, ffn, kv_heads, init] = model;
-  arch = draw.word("gpt llama mlp"), layers = draw.whole(1), heads = draw.whole(1);
+  auto& [arch, layers, dim, heads, vocab, seq, ffn, kv_heads, patch, channels, size, classes, file,
+         init] = model;
+  patch = draw.whole(0), channels = draw.whole(0), size = draw.whole(0), classes = draw.whole(0);
+  file = draw.text(), arch = draw.word("gpt llama mlp resnet vit torchscript"),
+  layers = draw.whole(1), heads = draw.whole(1);
   dim = heads * (1 + draw.whole(0) % 1000), vocab = draw.whole(256), seq = draw.whole(1),
   ffn = draw.whole(0), kv_heads = draw.flag() ? heads : 0, init = draw.text();
-  auto& [kind, path, shuffle, val_fraction] = data;
-  kind = draw.word("text tokens synthetic"), path = cat("x", draw.text()), shuffle = draw.flag();
+  auto& [kind, path, tokenizer, documents, end, augment, shuffle, val_fraction, workers] = data;
+  tokenizer = draw.text(), documents = draw.flag(), end = draw.whole(0), augment = draw.flag();
+  workers = draw.whole(0), kind = draw.word("text tokens images synthetic"),
+  path = cat("x", draw.text()), shuffle = draw.flag();
   val_fraction = double(draw.bits() >> 11) * 0x1p-53;
   auto& [steps, batch, micro_batch, lr, lr_schedule, warmup, weight_decay, clip, optimizer, seed,
-         precision, on_nan, spike, eval_every, log_every] = train;
+         precision, batch_norm, on_nan, spike, eval_every, log_every] = train;
   steps = draw.whole(1), batch = draw.whole(0), micro_batch = draw.whole(0), lr = draw.real();
   lr_schedule = draw.word("constant cosine linear wsd"), warmup = draw.whole(0);
   weight_decay = draw.real(), clip = draw.real(), optimizer = draw.word("adamw sgd lion");
   seed = int64_t(draw.bits()), precision = draw.word("fp32 bf16 fp16");
-  on_nan = draw.word("stop skip rollback"), spike = draw.real();
+  batch_norm = draw.word("sync local"), on_nan = draw.word("stop skip rollback"),
+  spike = draw.real();
   eval_every = draw.whole(0), log_every = draw.whole(1);
   auto& [preset, dp, tp, pp, zero, schedule, micro_batches, sequence_parallel, recompute,
          layers_per_stage] = plan;
@@ -136,7 +142,7 @@ TEST(Config, UnknownKeysAreRefusedWithTheNearestOnes) {
       "run.toml:4: train.stpes: no such key; did you mean train.steps? [train] has steps");
   expect_refusal("[trian]\nlr = 3", {},
                  "run.toml:1: trian: no such section; did you mean [train]?");
-  expect_refusal("[model]\npath = 'x'", {}, "did you mean data.path?");
+  expect_refusal("[run]\npath = 'x'", {}, "did you mean");
   expect_refusal("lr = 3", {}, "run.toml:1: lr: no such section; did you mean train.lr or");
   expect_refusal("[serving]", {},
                  "no such section. There are model, data, train, plan, checkpoint, run");
@@ -185,8 +191,9 @@ TEST(Config, WordsThatAreNotThereAreRefused) {
 
 TEST(Config, NumbersThatMakeNoSenseAreRefused) {
   expect_refusal("[train]\nsteps = 0", {}, "run.toml:2: train.steps: got 0, wanted at least 1");
-  expect_refusal("model.dim=0", "override model.dim: got 0, wanted at least 1");
-  expect_refusal("model.heads=3", "model.heads: got 3, wanted a divisor of model.dim = 128");
+  expect_refusal("model.seq=0", "override model.seq: got 0, wanted at least 1");
+  expect_refusal("", {"model.heads=3", "model.dim=128"},
+                 "model.heads: got 3, wanted a divisor of model.dim = 128");
   EXPECT_EQ(parse("", {"model.arch=mlp", "model.dim=10"}).model.dim, 10) << "an mlp has no heads";
   expect_refusal("data.val_fraction=1", "got 1.0, wanted less than 1");
   expect_refusal("data.val_fraction=-0.5", "got -0.5, wanted at least 0");
@@ -204,20 +211,23 @@ TEST(Config, NumbersThatMakeNoSenseAreRefused) {
   expect_refusal("plan.layers_per_stage=2,0", "got [2, 0], wanted at least 1 in each");
   expect_refusal("run.trace_steps=3", "got [3], wanted none, or the first and the last step");
   expect_refusal("run.trace_steps=3,2", "got [3, 2], wanted none, or");
-  expect_refusal("data.kind=text", "run.toml: data.path: got \"\", wanted a file or a folder");
+  expect_refusal("data.kind=images", "run.toml: data.path: got \"\", wanted a folder of images");
+  expect_refusal("data.kind=tokens", "run.toml: data.path: got \"\", wanted a .bin or .npy");
   expect_refusal("", {"data.kind=text", "data.path=x", "model.vocab=255"},
                  "model.vocab: got 255, wanted at least 256");
 }
 
 TEST(Config, KeysAreDescribedInColumns) {
   const auto lines = split(describe_keys(), '\n');
-  EXPECT_EQ(lines[0], "model.arch = \"gpt\"               the architecture: gpt, llama, mlp");
-  EXPECT_EQ(lines[16], "train.lr = 0.001                 the highest learning rate");
+  EXPECT_EQ(lines[0],
+            "model.arch = \"gpt\"               the architecture: gpt, llama, mlp, resnet, vit, "
+            "torchscript");
+  EXPECT_EQ(lines[26], "train.lr = 0.001                 the highest learning rate");
   for (size_t i = 0; i + 1 < lines.size(); ++i)
     EXPECT_TRUE(lines[i][32] == ' ' && lines[i][33] != ' ') << lines[i];
   EXPECT_TRUE(
       to_toml({}).starts_with("[model]\narch = \"gpt\"                # the architecture: gpt, "
-                              "llama, mlp\nlayers = 4     "));
+                              "llama, mlp, resnet, vit, torchscript\nlayers = 0     "));
 }
 
 }  // namespace yoke::train

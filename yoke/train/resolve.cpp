@@ -2,11 +2,12 @@
 #include "yoke/train/resolve.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <map>
 
 #include "yoke/base/error.h"
 #include "yoke/base/text.h"
-#include "yoke/models/mlp.h"
+#include "yoke/data/images.h"
 #include "yoke/plan/balance.h"
 #include "yoke/plan/generate.h"
 
@@ -108,10 +109,17 @@ std::pair<plan::Plan, Sizes> resolve(const Config& config, int ranks) {
          " is not ", plan.dp, " x ", micro, " x ", sizes.micro_batch,
          "; leave out plan.micro_batches or train.micro_batch, or change train.batch");
   plan.micro_batches = int(micro);
-  const auto model = make_model(config, at::kCPU);
+  const auto model = models::make_model(architecture(config, at::kCPU));
+  const std::string& arch = config.model.arch;
   if (plan.sequence && !model.can_scatter)
-    fail(Kind::Config, "plan.sequence_parallel: an ", config.model.arch,
-         " has no sequence of tokens");
+    fail(Kind::Config, "plan.sequence_parallel: a ", arch, " has no sequence of tokens to cut");
+  if (plan.tp > 1 && !model.whole.empty())
+    fail(Kind::Config, "plan.tp = ", plan.tp, ": ", model.whole, "; a ", arch,
+         " trains under plan=data, zero1, zero2, zero3",
+         arch == "torchscript" ? "" : ", pipeline and layer");
+  if (plan.pp > 1 && arch == "torchscript")
+    fail(Kind::Config, "plan.pp = ", plan.pp,
+         ": a TorchScript module is one layer; it trains under plan=data, zero1, zero2, zero3");
   for (const auto& [count, what] : model.cut)
     if (count % plan.tp != 0)
       fail(Kind::Config, "plan.tp = ", plan.tp, " does not divide the ", count, " ", what,
@@ -128,30 +136,152 @@ std::pair<plan::Plan, Sizes> resolve(const Config& config, int ranks) {
   return {plan, sizes};
 }
 
-void adopt_model(Config& config) {
-  auto& model = config.model;
-  if (model.init.empty()) return;
-  const auto options = models::read_hugging_face(model.init);
-  const auto adopt = [&](const auto& chosen) {
-    if (model.seq > chosen.seq)
-      fail(Kind::Config, "model.seq = ", model.seq, ", and the model in '", model.init, "' knows ",
-           chosen.seq, " positions");
-    model.layers = chosen.layers, model.dim = chosen.dim, model.heads = chosen.heads;
-    model.vocab = chosen.vocab, model.ffn = chosen.ffn;
-  };
-  std::visit(adopt, options);
-  const auto* llama = std::get_if<models::LlamaOptions>(&options);
-  if (config.data.kind == "text" && model.vocab < 256)
-    fail(Kind::Config, "the model in '", model.init, "' knows ", model.vocab,
-         " words, and the tokens of text are 256 bytes; say data.kind=synthetic");
-  model.arch = llama ? "llama" : "gpt";
-  model.kv_heads = llama ? llama->kv_heads : 0;
+namespace {
+
+bool is_words(const ModelConfig& model) { return model.arch == "gpt" || model.arch == "llama"; }
+
+std::shared_ptr<data::Images> open_images(const Config& config) {
+  const auto& [model, data, train, plan, checkpoint, run] = config;
+  data::ImagesOptions options{.size = model.size,
+                              .channels = model.channels,
+                              .augment = data.augment,
+                              .seed = uint64_t(train.seed)};
+  return data::open_images(data.path, options);
 }
 
-std::optional<models::WordsOptions> words_options(const Config& config) {
-  const auto& model = config.model;
-  if (model.arch == "mlp") return std::nullopt;
+// Yoke's own source, where the program stands in it, or is below it.
+std::string own_text() {
+  std::error_code error;
+  for (auto folder = std::filesystem::read_symlink("/proc/self/exe", error).parent_path();
+       !folder.empty() && folder != folder.root_path(); folder = folder.parent_path())
+    for (const auto& place : {folder, folder / "share/yoke"})
+      if (std::filesystem::exists(place / "yoke/yoke.h") && std::filesystem::exists(place / "docs"))
+        return cat((place / "yoke").string(), ",", (place / "docs").string());
+  fail(Kind::Config,
+       "data.path: give a file or a folder of text; Yoke's own source, which else is read, is not "
+       "beside the program");
+}
+
+void settle_words(Config& config) {
+  auto& model = config.model;
+  auto& data = config.data;
+  if (!model.init.empty()) {
+    const auto options = models::read_hugging_face(model.init);
+    const auto adopt = [&](const auto& chosen) {
+      if (model.seq > chosen.seq)
+        fail(Kind::Config, "model.seq = ", model.seq, ", and the model in '", model.init,
+             "' knows ", chosen.seq, " positions");
+      model.layers = chosen.layers, model.dim = chosen.dim, model.heads = chosen.heads;
+      model.vocab = chosen.vocab, model.ffn = chosen.ffn;
+    };
+    std::visit(adopt, options);
+    const auto* llama = std::get_if<models::LlamaOptions>(&options);
+    model.arch = llama ? "llama" : "gpt";
+    model.kv_heads = llama ? llama->kv_heads : 0;
+  }
+  if (data.kind != "text") {
+    if (model.vocab == 0) model.vocab = 256;
+    return;
+  }
+  if (data.path.empty()) data.path = own_text();
+  if (!data.tokenizer.empty())
+    data.tokenizer = std::filesystem::absolute(data.tokenizer).string();  // for who uses the model
+  const int64_t vocab = open_tokenizer(config)->vocab();
+  if (model.vocab == 0) model.vocab = vocab;
+  if (model.vocab < vocab)
+    fail(Kind::Config,
+         model.init.empty() ? cat("model.vocab = ", model.vocab)
+                            : cat("the model in '", model.init, "' knows ", model.vocab, " words"),
+         ", and the tokenizer has ", vocab, " tokens",
+         data.tokenizer.empty() ? ", the bytes; give the model's by data.tokenizer" : "");
+}
+
+void settle_images(Config& config) {
+  auto& [model, data, train, plan, checkpoint, run] = config;
+  const auto usual = [](int64_t& value, int64_t number) {
+    if (value == 0) value = number;
+  };
+  if (data.kind == "images" && model.classes * model.size * model.channels == 0) {
+    const auto images = open_images(config);
+    if (images->height() != images->width())
+      fail(Kind::Config, "data.path: the images are ", images->height(), " x ", images->width(),
+           "; give model.size, the side of the square they become");
+    if (model.classes > 0 && model.classes < images->num_classes())
+      fail(Kind::Config, "model.classes = ", model.classes, ", and the images are of ",
+           images->num_classes());
+    usual(model.classes, images->num_classes());
+    usual(model.channels, images->channels());
+    usual(model.size, images->height());
+  }
+  usual(model.classes, 10);
+  usual(model.channels, 3);
+  usual(model.size, 32);
+  if (model.patch > 0 || model.arch != "vit") return;
+  model.patch = std::max<int64_t>(1, model.size / 4);
+  while (model.size % model.patch != 0) --model.patch;
+}
+
+}  // namespace
+
+void settle(Config& config) {
+  auto& model = config.model;
+  const auto usual = [](int64_t& value, int64_t number) {
+    if (value == 0) value = number;
+  };
+  if (!model.init.empty() && !is_words(model))
+    fail(Kind::Config, "model.init: a ", model.arch,
+         " does not begin with a Hugging Face folder; gpt and llama do");
+  if (is_words(model)) settle_words(config);
+  const bool is_resnet = model.arch == "resnet", is_vit = model.arch == "vit";
+  usual(model.layers, is_resnet ? 18 : is_vit ? 6 : 4);
+  usual(model.dim, is_resnet ? 64 : 128);
+  if (is_resnet || is_vit || config.data.kind == "images") settle_images(config);
+  if (model.arch == "torchscript") {
+    if (model.path.empty())
+      fail(Kind::Config, "model.path: give the file of the TorchScript module");
+    model.path = std::filesystem::absolute(model.path).string();
+  }
+}
+
+models::Architecture architecture(const Config& config, at::Device device) {
+  const auto& [model, data, train, plan, checkpoint, run] = config;
   using parallel::Checkpointing;
+  const auto seed = uint64_t(train.seed);
+  const auto recompute = plan.recompute == "full"        ? Checkpointing::Full
+                         : plan.recompute == "selective" ? Checkpointing::Selective
+                                                         : Checkpointing::None;
+  if (model.arch == "torchscript")
+    return models::ScriptOptions{.path = model.path, .device = device};
+  if (model.arch == "resnet")
+    return models::ResnetOptions{.depth = model.layers,
+                                 .width = model.dim,
+                                 .channels = model.channels,
+                                 .size = model.size,
+                                 .classes = model.classes,
+                                 .local = train.batch_norm == "local",
+                                 .seed = seed,
+                                 .device = device};
+  if (model.arch == "vit")
+    return models::VitOptions{.layers = model.layers,
+                              .dim = model.dim,
+                              .heads = model.heads,
+                              .ffn = model.ffn,
+                              .patch = model.patch,
+                              .channels = model.channels,
+                              .size = model.size,
+                              .classes = model.classes,
+                              .seed = seed,
+                              .device = device,
+                              .recompute = recompute};
+  if (model.arch == "mlp") {
+    models::MlpOptions options{
+        .layers = model.layers, .dim = model.dim, .ffn = model.ffn, .seed = seed, .device = device};
+    if (data.kind == "images") {
+      options.sample = {model.channels, model.size, model.size};
+      options.classes = model.classes;
+    }
+    return options;
+  }
   models::WordsOptions options;
   if (!model.init.empty())
     options = models::read_hugging_face(model.init);
@@ -171,41 +301,56 @@ std::optional<models::WordsOptions> words_options(const Config& config) {
   std::visit(
       [&](auto& chosen) {
         chosen.seq = model.seq;
-        chosen.seed = uint64_t(config.train.seed);
-        chosen.recompute = config.plan.recompute == "full"        ? Checkpointing::Full
-                           : config.plan.recompute == "selective" ? Checkpointing::Selective
-                                                                  : Checkpointing::None;
+        chosen.seed = seed;
+        chosen.device = device;
+        chosen.recompute = recompute;
       },
       options);
-  return options;
+  return models::as_architecture(options);
 }
 
-models::Model make_model(const Config& config, at::Device device) {
-  if (auto words = words_options(config)) {
-    std::visit([&](auto& chosen) { chosen.device = device; }, *words);
-    return models::make_words(*words);
-  }
-  const auto& model = config.model;
-  return models::make_mlp({.layers = model.layers,
-                           .dim = model.dim,
-                           .ffn = model.ffn,
-                           .seed = uint64_t(config.train.seed),
-                           .device = device});
+std::shared_ptr<const data::Tokenizer> open_tokenizer(const Config& config) {
+  if (!config.data.tokenizer.empty()) return data::open_tokenizer(config.data.tokenizer);
+  const std::filesystem::path folder = config.model.init;
+  for (const char* name : {"tokenizer.json", "vocab.json", "tokenizer.model"})
+    if (!folder.empty() && std::filesystem::exists(folder / name))
+      return data::open_tokenizer(folder);
+  return data::byte_tokenizer();
 }
 
 std::shared_ptr<data::Dataset> open_data(const Config& config) {
-  const auto seed = uint64_t(config.train.seed);
-  if (config.model.arch == "mlp") {
-    if (config.data.kind != "synthetic")
-      fail(Kind::Config, "data.kind: an mlp takes vectors, not ", config.data.kind,
-           "; say data.kind=synthetic");
-    return data::synthetic_vectors(config.model.dim, seed);
+  const auto& [model, data, train, plan, checkpoint, run] = config;
+  const auto seed = uint64_t(train.seed);
+  const bool takes_images = model.arch == "resnet" || model.arch == "vit";
+  const bool takes_any = model.arch == "torchscript";
+  const bool takes_vectors = model.arch == "mlp";
+  const bool gives_words = data.kind == "text" || data.kind == "tokens";
+  if ((gives_words && !is_words(model) && !takes_any) || (data.kind == "images" && is_words(model)))
+    fail(Kind::Config, "data.kind: a ", model.arch, " takes ",
+         is_words(model) ? "text, tokens or synthetic"
+         : takes_images  ? "images or synthetic"
+                         : "images or synthetic, which are vectors",
+         ", not ", data.kind);
+  if (data.documents && !gives_words)
+    fail(Kind::Config, "data.documents: ", data.kind, " has none; text and tokens have");
+  if (data.documents && data.kind == "tokens" && data.end < 0)
+    fail(Kind::Config, "data.documents: say by data.end which token is after each");
+  if (data.kind == "images") {
+    const auto images = open_images(config);
+    if (images->num_classes() > model.classes)
+      fail(Kind::Config, "model.classes = ", model.classes, ", and the images are of ",
+           images->num_classes());
+    return images;
   }
-  if (config.data.kind == "synthetic")
-    return data::synthetic_words(config.model.vocab, config.model.seq, seed);
-  if (config.data.kind == "tokens")
-    return data::open_tokens(config.data.path, config.model.seq, config.model.vocab);
-  return data::open_text(config.data.path, config.model.seq);
+  if (data.kind == "tokens")
+    return data::open_tokens(data.path, model.seq, model.vocab, data.documents ? data.end : -1);
+  if (data.kind == "text")
+    return data::open_text(
+        data.path,
+        {.seq = model.seq, .tokenizer = open_tokenizer(config), .documents = data.documents});
+  if (takes_vectors || takes_any) return data::synthetic_vectors(model.dim, seed);
+  if (takes_images) return data::synthetic_images(model.channels, model.size, model.classes, seed);
+  return data::synthetic_words(model.vocab, model.seq, seed);
 }
 
 }  // namespace yoke::train

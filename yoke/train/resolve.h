@@ -3,10 +3,8 @@
 // Throws Kind::Config, with the numbers, where they do not fit together.
 #pragma once
 
-#include <optional>
-
 #include "yoke/data/dataset.h"
-#include "yoke/models/hugging_face.h"
+#include "yoke/models/architecture.h"
 #include "yoke/plan/plan.h"
 #include "yoke/train/config.h"
 
@@ -20,11 +18,12 @@ struct Sizes {
 // batch = dp x micro_batches x micro_batch; what the config does not say follows from the rest.
 std::pair<plan::Plan, Sizes> resolve(const Config& config, int ranks);
 
-// Where model.init names a folder, the sizes become those of the model in it.
-void adopt_model(Config& config);
-// Of a model of words; none: it is another.
-std::optional<models::WordsOptions> words_options(const Config& config);
-models::Model make_model(const Config& config, at::Device device);
+// What the config leaves to others becomes a number in it: sizes of a model in model.init, of
+// images, of a tokenizer, and what is usual for the architecture.
+void settle(Config& config);
+models::Architecture architecture(const Config& config, at::Device device);  // of a settled one
 std::shared_ptr<data::Dataset> open_data(const Config& config);
+// Of text: that of data.tokenizer, or of the folder in model.init, or bytes.
+std::shared_ptr<const data::Tokenizer> open_tokenizer(const Config& config);
 
 }  // namespace yoke::train

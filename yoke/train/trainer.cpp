@@ -14,6 +14,7 @@
 #include "yoke/base/text.h"
 #include "yoke/comm/stop_signal.h"
 #include "yoke/comm/traced.h"
+#include "yoke/data/loader.h"
 #include "yoke/data/sampler.h"
 #include "yoke/parallel/optimizer.h"
 #include "yoke/parallel/parallelize.h"
@@ -115,6 +116,7 @@ class Run {
         guard_(options.spike),
         is_late_(!pipeline_->device().is_cpu() && options.on_nan != OnNan::Rollback) {
     if (!pipeline_->device().is_cpu()) warm_up();
+    read_ahead();
     if (!options.checkpoints.empty())
       saver_ = std::make_unique<checkpoint::Saver>(
           options.checkpoints, given,
@@ -188,16 +190,38 @@ class Run {
     return options_.batch / options_.plan.dp / options_.plan.micro_batches;
   }
 
-  // This replica's samples of a micro-batch.
-  data::Batch read(const Source& source, int micro) const {
+  // This replica's samples of a micro-batch, on the host.
+  data::Batch load(const Source& source, int micro) const {
     const int64_t each = samples_of_pass();
     const int64_t place = pipeline_->mesh().dp.rank() * options_.plan.micro_batches + micro;
-    std::vector<int64_t> samples;
-    for (int64_t i = source.position + place * each; int64_t(samples.size()) < each; ++i)
+    std::vector<int64_t> samples, positions;
+    for (int64_t i = source.position + place * each; int64_t(samples.size()) < each; ++i) {
       samples.push_back(source.sampler ? source.sampler->at(i) : i);
+      positions.push_back(i);
+    }
+    return source.sampler ? source.dataset->draw(samples, positions)
+                          : source.dataset->batch(samples);
+  }
+
+  data::Batch read(const Source& source, int micro) {
     const observe::Span span(options_.tracer, "data", observe::Category::Data);
-    const auto batch = source.dataset->batch(samples);
-    return {to_device(batch.input), to_device(batch.target)};
+    const int64_t number = source.position / options_.batch * options_.plan.micro_batches + micro;
+    auto batch = source.sampler && loader_ ? loader_->take(number) : load(source, micro);
+    batch.input = to_device(batch.input);
+    batch.target = to_device(batch.target);
+    if (batch.documents.defined()) batch.documents = to_device(batch.documents);
+    return batch;
+  }
+
+  void read_ahead() {
+    if (options_.workers == 0) return;
+    const int64_t passes = options_.plan.micro_batches;
+    loader_ = std::make_unique<data::Loader>(
+        [this, passes](int64_t number) {
+          return load({&dataset_, &sampler_, number / passes * options_.batch},
+                      int(number % passes));
+        },
+        options_.workers, std::max<int64_t>(2, options_.workers), options_.timeout);
   }
 
   // The host goes on while the copy waits for its turn; only from pinned memory it can.
@@ -222,32 +246,38 @@ class Run {
     world_.barrier();
   }
 
-  Pipeline::Batch batch_of(const Source& source) const {
-    // A rank with the first and the last stage reads once.
-    const auto targets = std::make_shared<std::map<int, at::Tensor>>();
-    return {.input =
-                [=, this](int micro) {
-                  const auto batch = read(source, micro);
-                  (*targets)[micro] = batch.target;
-                  return batch.input;
-                },
-            .loss =
-                [=, this](const at::Tensor& output, int micro) {
-                  at::Tensor& target = (*targets)[micro];
-                  if (!target.defined()) target = read(source, micro).target;
-                  return Pipeline::Loss{model_.loss_sum(output, target, axis_),
-                                        double(target.size(0) * model_.tokens)};
-                }};
+  // `right` counts what is guessed right, where it is given.
+  Pipeline::Batch batch_of(const Source& source, at::Tensor right = {}) {
+    // Whatever asks, and how often: it is read once.
+    const auto batches = std::make_shared<std::map<int, data::Batch>>();
+    const auto get = [=, this](int micro) -> const data::Batch& {
+      const auto found = batches->find(micro);
+      return found != batches->end() ? found->second : (*batches)[micro] = read(source, micro);
+    };
+    Pipeline::Batch batch;
+    batch.input = [=](int micro) { return get(micro).input; };
+    batch.loss = [=, this](const at::Tensor& output, int micro) {
+      const auto& now = get(micro);
+      if (right.defined()) right.add_(model_.num_right(output, now.target));
+      return Pipeline::Loss{model_.loss_sum(output, now.target, axis_),
+                            double(now.target.size(0) * model_.tokens - now.num_ignored)};
+    };
+    if (source.dataset->has_documents() || model_.wants_target)
+      batch.passing = [=](int micro) {
+        return parallel::Passing{.documents = get(micro).documents, .target = get(micro).target};
+      };
+    return batch;
   }
 
   // Loss, count and whether somebody was told to stop: over all ranks, on each of them.
-  enum : int64_t { Loss, Count, Asked, NumSums };
-  at::Tensor sums_of(const Pipeline::Loss& loss) const {
+  enum : int64_t { Loss, Count, Asked, Right, NumSums };
+  at::Tensor sums_of(const Pipeline::Loss& loss, const at::Tensor& right = {}) const {
     const at::Tensor sums =
         at::zeros({NumSums}, at::device(pipeline_->device()).dtype(at::kDouble));
     if (loss.sum.defined() && axis_.rank() == 0) {
       sums[Loss].copy_(loss.sum.reshape({}));
       sums[Count].fill_(loss.count);
+      if (right.defined()) sums[Right].copy_(right);
     }
     if (options_.stop != nullptr && options_.stop->pending() != 0) sums[Asked].fill_(1);
     world_.all_reduce(sums).wait();
@@ -256,13 +286,21 @@ class Run {
 
   void evaluate() {
     const int64_t batches = std::min(kMostEvaluated, validation_->size() / options_.batch);
-    double sum = 0;
+    double sum = 0, count = 0, right = 0;
     for (int64_t i = 0; i < batches; ++i) {
+      const at::Tensor guessed =
+          model_.num_right ? at::zeros({}, at::device(pipeline_->device()).dtype(at::kLong))
+                           : at::Tensor();
+      const Source source{validation_, nullptr, i * options_.batch};
       const parallel::Readback sums(
-          sums_of(pipeline_->evaluate(batch_of({validation_, nullptr, i * options_.batch}))));
-      sum += sums[Loss] / sums[Count];
+          sums_of(pipeline_->evaluate(batch_of(source, guessed)), guessed));
+      sum += sums[Loss];
+      count += sums[Count];
+      right += sums[Right];
     }
-    if (callbacks_.on_eval && world_.rank() == 0) callbacks_.on_eval(done_, sum / double(batches));
+    if (callbacks_.on_eval && world_.rank() == 0)
+      callbacks_.on_eval(done_,
+                         {.loss = sum / count, .accuracy = model_.num_right ? right / count : -1});
   }
 
   void begin_trace() {
@@ -390,6 +428,7 @@ class Run {
   std::optional<Issued> last_;  // not reported yet
   bool is_asked_ = false;       // to stop
   std::unique_ptr<checkpoint::Saver> saver_;
+  std::unique_ptr<data::Loader> loader_;
   int64_t loaded_ = -1, rolled_to_ = -1;  // steps
   int num_rollbacks_ = 0, num_bad_ = 0;   // to that step; in a row
   int64_t done_ = 0;                      // steps

@@ -65,6 +65,7 @@ struct TrainerOptions {
   // A timeline of steps trace_first to trace_last: what the ranks compute, wait for and read.
   observe::Tracer* tracer = nullptr;
   int64_t trace_first = 0, trace_last = 0;
+  int workers = 1;                         // threads of a rank that read ahead; 0: none
   const comm::StopSignal* stop = nullptr;  // save and leave at the next step
   double peak_flops = 0;                   // of a rank's device, for Step::mfu; 0: not known
 };
@@ -79,6 +80,11 @@ struct Step {
   int64_t memory_bytes = 0;  // of this process, or of the rank's GPU
 };
 
+struct Evaluated {
+  double loss = 0;
+  double accuracy = -1;  // the part that was guessed right; below 0: the model does not guess
+};
+
 class Trainer {
  public:
   Trainer(models::Model model, std::shared_ptr<data::Dataset> dataset, TrainerOptions options);
@@ -91,7 +97,7 @@ class Trainer {
     std::function<void(int64_t step, Duration held_up)> on_save = nullptr;
     std::function<void(const std::string& why)> on_save_failed = nullptr;
     std::function<void(const std::string& what)> on_trouble = nullptr;  // what on_nan was about
-    std::function<void(int64_t step, double loss)> on_eval = nullptr;
+    std::function<void(int64_t step, const Evaluated& result)> on_eval = nullptr;
     // The last of the traced steps is done, and where the first began. Once in every process.
     std::function<void(Time since)> on_traced = nullptr;
   };

@@ -300,7 +300,9 @@ TEST_F(Training, EvaluatesOnWhatItDoesNotTrainOn) {
                      .lr = {.lr = 0.02, .steps = 30},
                      .eval_every = 10,
                      .val_fraction = 0.1});
-    trainer.callbacks.on_eval = [&](int64_t, double loss) { losses[text].push_back(loss); };
+    trainer.callbacks.on_eval = [&](int64_t, const Evaluated& result) {
+      losses[text].push_back(result.loss);
+    };
     on_ranks(trainer.options().plan.num_ranks(), trainer);
     ASSERT_EQ(losses[text].size(), 3u);
     EXPECT_LT(losses[text][2], losses[text][0]);

@@ -12,6 +12,7 @@
 #include "yoke/base/text.h"
 #include "yoke/cli/bench_comm.h"
 #include "yoke/cli/bench_data.h"
+#include "yoke/cli/bench_files.h"
 #include "yoke/cli/bench_mesh.h"
 #include "yoke/cli/bench_train.h"
 #include "yoke/cli/bench_turns.h"
@@ -258,6 +259,7 @@ void add_bench(CLI::App& app) {
   data->callback([chosen] { bench_data(*chosen); });
   add_bench_mesh(*verb);
   add_bench_train(*verb);
+  add_bench_files(*verb);
 }
 
 }  // namespace yoke::cli

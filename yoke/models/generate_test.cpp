@@ -2,11 +2,13 @@
 #include "yoke/models/generate.h"
 
 #include <ATen/Functions.h>
+#include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
 #include <map>
 
 #include "yoke/base/error.h"
+#include "yoke/parallel/matvec.h"
 #include "yoke/parallel/passing.h"
 
 namespace yoke::models {
@@ -46,6 +48,24 @@ TEST(Generate, WithWhatIsKeptIsAsWithout) {
     for (int64_t i = 0; i < 5; ++i)
       EXPECT_EQ(logits[0][i].argmax().item<int64_t>(), expected[size_t(i)]);
   }
+}
+
+// A layer for one token on several threads is the layer.
+TEST(Generate, OneTokenOnAllThreads) {
+  const int threads = at::get_num_threads();
+  at::set_num_threads(3);
+  const at::NoGradGuard no_grad;
+  for (const int64_t outputs : {3 * 128, 3 * 128 + 2}) {
+    const at::Tensor weight = at::randn({outputs, 300}), bias = at::randn({outputs});
+    const at::Tensor x = at::randn({1, 1, 300});
+    ASSERT_TRUE(parallel::is_matvec(x, weight));
+    const at::Tensor y = parallel::matvec(x, weight, bias);
+    EXPECT_EQ(y.sizes(), (std::vector<int64_t>{1, 1, outputs}));
+    EXPECT_TRUE(at::allclose(y, at::linear(x, weight, bias), 1e-4, 1e-4));
+    EXPECT_FALSE(parallel::is_matvec(at::randn({2, 300}), weight));
+    EXPECT_FALSE(parallel::is_matvec(x, at::randn({300, outputs}).t()));
+  }
+  at::set_num_threads(threads);
 }
 
 TEST(Generate, StopsWhereItIsTold) {

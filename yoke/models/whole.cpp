@@ -45,7 +45,12 @@ Whole::Whole(Architecture architecture, at::Device device, at::ScalarType dtype)
       model_(make_model(architecture_)) {
   for (const auto& make : model_.layers({})) {
     layers_.push_back(make());
-    if (layers_.back().module) layers_.back().module->eval();
+    const auto& module = layers_.back().module;
+    if (!module) continue;
+    module->eval();
+    // GPT-2's files have matrices the other way round, which one token is slow with.
+    for (auto& parameter : module->parameters())
+      if (!parameter.is_contiguous()) parameter.set_data(parameter.contiguous());
   }
 }
 

@@ -14,6 +14,7 @@
 #include "yoke/parallel/autocast.h"
 #include "yoke/parallel/deferral.h"
 #include "yoke/parallel/kernels.h"
+#include "yoke/parallel/matvec.h"
 #include "yoke/parallel/touch.h"
 
 namespace yoke::parallel {
@@ -70,6 +71,7 @@ at::Tensor rows(const at::Tensor& tensor) { return tensor.reshape({-1, tensor.si
 // afterwards, in another pass over memory.
 at::Tensor apply_linear(const at::Tensor& input, const at::Tensor& weight,
                         const std::optional<at::Tensor>& bias) {
+  if (is_matvec(input, weight)) return matvec(input, weight, bias);
   if (!input.is_cuda() || input.dim() < 3 || !bias) return at::linear(input, weight, bias);
   auto sizes = input.sizes().vec();
   sizes.back() = weight.size(0);

@@ -3,7 +3,8 @@
 """Small models of random weights as Hugging Face's transformers save them, and what they compute.
 
 --make FOLDER: a folder in it for each model, with config.json and model.safetensors, and given.safetensors: text
-[batch, tokens], its logits, the mean loss of the next words, and the loss after one step of SGD (lr 0.1).
+[batch, tokens], its logits, the mean loss of the next words, the loss after one step of SGD (lr 0.1), and the likeliest
+30 tokens after the first 8.
 --check FOLDER: loads FOLDER/NAME/ours by transformers; its logits must be those of given.safetensors to 1e-4.
 """
 import argparse
@@ -46,11 +47,14 @@ def make(folder):
                 parameter.add_(torch.randn_like(parameter) * 0.05)
         model.save_pretrained(folder / name)
         text = torch.randint(96, (4, 41))
+        ones = torch.ones_like(text[:1, :8])
+        generated = model.generate(text[:1, :8], attention_mask=ones, max_new_tokens=30, min_new_tokens=30,
+                                   do_sample=False, pad_token_id=0, eos_token_id=None)
         logits, before = loss_of(model, text)
         before.backward()
         torch.optim.SGD(model.parameters(), lr=0.1).step()
         after = loss_of(model, text)[1]
-        save_file({"text": text, "logits": logits.detach().contiguous(), "losses": torch.stack([before, after]).detach()},
+        save_file({"text": text, "logits": logits.detach().contiguous(), "losses": torch.stack([before, after]).detach(), "generated": generated[0]},
                   folder / name / "given.safetensors")
         print(f"{name}: loss {before.item():.6f}, after a step {after.item():.6f}")
 

@@ -97,15 +97,15 @@ ensure_readers() {
   fi
 }
 
-# transformers, for the same, beside the Python that has our torch.
+# transformers, tokenizers and sentencepiece, for the same, beside the Python that has our torch.
 ensure_transformers() {
   local python=$torch/../../../../bin/python3
-  [[ ! -d .deps/transformers/transformers ]] || return 0
+  [[ ! -d .deps/transformers/transformers || ! -d .deps/transformers/sentencepiece ]] || return 0
   [[ -x $python ]] || python=python3
-  say "installing transformers by pip into .deps/transformers, for the tests (270 MB)"
-  if ! "$python" -m pip install --disable-pip-version-check --quiet --target .deps/transformers transformers \
+  say "installing transformers and sentencepiece by pip into .deps/transformers, for the tests (275 MB)"
+  if ! "$python" -m pip install --disable-pip-version-check --quiet --target .deps/transformers --upgrade transformers sentencepiece \
     >.deps/transformers.log 2>&1; then
-    say "pip could not install it (the whole story is in .deps/transformers.log); the tests go on without it"
+    say "pip could not install them (the whole story is in .deps/transformers.log); the tests go on without them"
   fi
 }
 

@@ -95,6 +95,32 @@ TEST_F(Training, LlamaIsTheSameUnderEveryPlan) {
   }
 }
 
+// The whole matrix of eight ranks: every pp x dp x tp, with schedules and stages of ZeRO in turn.
+TEST_F(TrainingSlow, LlamaUnderEveryPlanOfEight) {
+  const auto llama = models::make_llama({.layers = 6,
+                                         .dim = 16,
+                                         .heads = 8,
+                                         .vocab = 24,
+                                         .seq = 8,
+                                         .kv_heads = 8,
+                                         .ffn = 24,
+                                         .dtype = at::kDouble});
+  const auto truth = train(llama, {.steps = 2});
+  const std::vector<std::string> schedules{"1f1b", "gpipe", "interleaved", "zb-h1", "zbv"};
+  size_t number = 0;
+  for (int pp = 1; pp <= 8; pp *= 2)
+    for (int dp = 1; pp * dp <= 8 && kBatch % dp == 0; dp *= 2)
+      for (int zero = 0; zero <= 3; ++zero) {
+        std::string text = cat("pp=", pp, " dp=", dp, " tp=", 8 / pp / dp, " zero=", zero);
+        if (zero % 2 == 1 && pp * dp < 8) text += " sequence=yes";
+        if (pp > 1)  // two stages of a rank want 16 layers with pp = 8
+          text += cat(" micro=", kBatch / dp, " schedule=",
+                      pp == 8 ? "1f1b" : schedules[number++ % schedules.size()]);
+        const auto losses = train(llama, {.plan = plan::parse_plan(text), .steps = 2});
+        for (const auto& [step, loss] : truth) EXPECT_NEAR(losses.at(step), loss, 1e-10) << text;
+      }
+}
+
 // A run stopped under any plan goes on under any other as if nothing had been.
 TEST_F(TrainingSlow, GoesOnUnderAnyPlan) {
   const auto truth = train(small_gpt(), {.steps = 5});

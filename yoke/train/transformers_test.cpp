@@ -8,7 +8,7 @@
 #include "yoke/base/text.h"
 #include "yoke/checkpoint/safetensors.h"
 #include "yoke/comm/run_ranks.h"
-#include "yoke/models/hugging_face.h"
+#include "yoke/models/generate.h"
 #include "yoke/parallel/optimizer.h"
 #include "yoke/parallel/parallelize.h"
 #include "yoke/train/resolve.h"
@@ -77,14 +77,17 @@ TEST(Transformers, GiveTheSameLogitsAndLosses) {
     const Given given(entry.path());
     const auto options = models::read_hugging_face(entry.path());
     const auto model = models::make_words(options);
-    at::Tensor x = given.input;
-    std::vector<parallel::Layer> layers;
-    for (const auto& factory : model.layers({})) layers.push_back(factory());
-    {
-      const at::NoGradGuard no_grad;
-      for (const auto& layer : layers) x = layer.forward(x);
-    }
-    EXPECT_LT((x - given.file.tensor("logits")).abs().max().item<double>(), 1e-4) << entry.path();
+    const models::Whole whole(models::as_architecture(options), at::kCPU);
+    const at::Tensor logits = whole.forward(given.input);
+    EXPECT_LT((logits - given.file.tensor("logits")).abs().max().item<double>(), 1e-4)
+        << entry.path();
+    // What it writes, always the likeliest.
+    const at::Tensor all = given.file.tensor("generated");
+    const auto* tokens = all.const_data_ptr<int64_t>();
+    EXPECT_EQ(models::generate(whole, {tokens, tokens + 8},
+                               {.tokens = all.numel() - 8, .sampling = {.temperature = 0}}),
+              std::vector<int64_t>(tokens + 8, tokens + all.numel()))
+        << entry.path();
     for (const std::string plan :
          {"", "dp=2", "tp=2", "pp=2 micro=2 schedule=zbv", "dp=2 zero=3"}) {
       const auto losses = train(model, given, plan);
@@ -92,11 +95,8 @@ TEST(Transformers, GiveTheSameLogitsAndLosses) {
         EXPECT_NEAR(losses[size_t(i)], given.file.tensor("losses")[i].item<double>(), 2e-5)
             << entry.path() << ", " << plan;
     }
-    models::write_hugging_face(entry.path() / "ours", options, [&](const std::string& name) {
-      return layers[std::stoul(name)]
-          .module->named_parameters()[name.substr(name.find('.') + 1)]
-          .detach();
-    });
+    const auto init = std::visit([](const auto& chosen) { return chosen.init; }, options);
+    models::write_hugging_face(entry.path() / "ours", options, init);
     ++count;
   }
   EXPECT_EQ(count, 4);

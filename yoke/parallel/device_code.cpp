@@ -65,6 +65,7 @@ int architecture_of(at::Device device) {
   constexpr int kMajor = 75, kMinor = 76;  // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
   int handle = 0, major = 0, minor = 0;
   const auto get = functions().get<int(int*, int, int)>("cuDeviceGetAttribute");
+  YOKE_CALL(cuInit, int(unsigned), 0u);  // where nobody has used the GPU yet
   YOKE_CALL(cuDeviceGet, int(int*, int), &handle, int(device.index()));
   call(get, "cuDeviceGetAttribute", &major, kMajor, handle);
   call(get, "cuDeviceGetAttribute", &minor, kMinor, handle);

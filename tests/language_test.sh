@@ -52,3 +52,6 @@ expect 0 '^tokens below 256: ' "$yoke" data check "$scratch/docs.bin" --vocab 25
 expect 1 "docs.bin' has the token [0-9]+ at byte [0-9]+, and the model knows 10" "$yoke" data check "$scratch/docs.bin" --vocab 10
 "$yoke" data tokens bytes README.md >"$scratch/numbers"
 "$yoke" data text bytes "$scratch/numbers" | cmp - README.md || fail "tokens are not the text they came from"
+
+# Without any data there is this text.
+expect 0 '^done; ' "$yoke" train train.steps=2 run.dir="$scratch" run.name=own --devices cpu

@@ -39,7 +39,8 @@ class Dataset {
 
 // The text of a file, or of the text files of a folder and those below it, in the order of their
 // names, or of several, separated by commas: hidden ones and those with a zero byte are left out. A
-// sample is `seq` tokens and the one after each. Throws Kind::Config where there are not two of them.
+// sample is `seq` tokens and the one after each. Throws Kind::Config where there are not two of
+// them.
 struct TextOptions {
   int64_t seq = 128;
   std::shared_ptr<const Tokenizer> tokenizer = byte_tokenizer();

@@ -114,8 +114,8 @@ TEST_F(TrainingSlow, LlamaUnderEveryPlanOfEight) {
         std::string text = cat("pp=", pp, " dp=", dp, " tp=", 8 / pp / dp, " zero=", zero);
         if (zero % 2 == 1 && pp * dp < 8) text += " sequence=yes";
         if (pp > 1)  // two stages of a rank want 16 layers with pp = 8
-          text += cat(" micro=", pp == 4 && dp == 2 ? 3 : kBatch / dp, " schedule=",
-                      pp * dp == 8 ? "1f1b" : schedules[number++ % schedules.size()]);
+          text += cat(" micro=", pp == 4 && dp == 2 ? 3 : kBatch / dp,
+                      " schedule=", pp * dp == 8 ? "1f1b" : schedules[number++ % schedules.size()]);
         const auto losses = train(llama, {.plan = plan::parse_plan(text), .steps = 2});
         for (const auto& [step, loss] : truth) EXPECT_NEAR(losses.at(step), loss, 1e-10) << text;
       }

@@ -46,7 +46,7 @@ target_include_directories(yoke INTERFACE $<INSTALL_INTERFACE:include>)
 install(TARGETS yoke EXPORT yoke COMPONENT devel)
 install(FILES ${PROJECT_SOURCE_DIR}/yoke/yoke.h DESTINATION include/yoke COMPONENT devel)
 install(EXPORT yoke NAMESPACE yoke:: FILE yokeTargets.cmake DESTINATION ${YOKE_PACKAGE_FOLDER} COMPONENT devel)
-foreach(library PCRE2 SENTENCEPIECE IMAGES)
+foreach(library PCRE2 SENTENCEPIECE IMAGES UNISTRING)
   get_property(YOKE_${library} GLOBAL PROPERTY YOKE_${library})
 endforeach()
 configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/yokeConfig.cmake.in

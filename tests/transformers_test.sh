@@ -30,5 +30,13 @@ for name in gpt2 llama llama3 qwen2; do
 done
 check
 expect 2 'model.seq = 100, and the model in .* knows 64 positions' "$yoke" train model.init="$scratch/models/gpt2" "${train[@]}" model.seq=100
-expect 2 'the tokenizer has 256 tokens, the bytes' "$yoke" train model.init="$scratch/models/gpt2" "${train[@]}" data.kind=text data.path="$scratch"
+expect 2 'has no tokenizer; give the model.s by data.tokenizer' "$yoke" train model.init="$scratch/models/gpt2" "${train[@]}" data.kind=text data.path="$scratch"
 expect 1 "it is no folder of a model" "$yoke" train model.init="$scratch" "${train[@]}"
+# The loss of a folder is that of its own tokens, whatever number of them a sample has.
+for seq in 16 64; do
+  "$yoke" eval "$scratch/models/gpt2" --json --device cpu data.kind=synthetic model.seq=$seq --samples 64 |
+    grep -oE '"perplexity":[0-9.]+' | cut -d: -f2 >>"$scratch/perplexities"
+done
+awk '{ value[NR] = $1 } END { exit !(NR == 2 && value[1] > 20 && value[1] < 2 * value[2] && value[2] < 2 * value[1]) }' \
+  "$scratch/perplexities" || fail "perplexities $(tr '\n' ' ' <"$scratch/perplexities") of 16 and 64 tokens a sample"
+expect 2 'was not trained on text but on synthetic' "$yoke" generate "$scratch/runs/gpt2" --prompt a

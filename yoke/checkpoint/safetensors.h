@@ -33,7 +33,7 @@ class SafetensorsFile {
   const Strings& metadata() const { return metadata_; }
   std::vector<std::string> names() const;
   bool has(const std::string& name) const { return tensors_.contains(name); }
-  // Of the file's own memory: to be read only, while this lives.
+  // Of the file's own memory: to be read only.
   at::Tensor tensor(const std::string& name) const;
 
  private:

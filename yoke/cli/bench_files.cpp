@@ -55,7 +55,6 @@ void bench_generate(const Options& options, const fs::path& scratch) {
   const fs::path folder = scratch / "gpt2";
   {
     const models::GptOptions gpt2{.init = nullptr};
-    std::vector<parallel::Layer> layers;
     std::map<std::string, at::Tensor> weights;
     const auto all = models::make_gpt(gpt2).layers({});
     for (size_t place = 0; place < all.size(); ++place)

@@ -23,7 +23,7 @@ namespace fs = std::filesystem;
 
 struct Options {
   std::string path = {}, kind = "auto", tokenizer = {}, file = {};
-  int64_t seq = 128, vocab = 0;
+  int64_t seq = 128, vocab = 0, size = 0;
 };
 
 std::shared_ptr<const data::Tokenizer> tokenizer_of(const Options& options) {
@@ -55,8 +55,8 @@ void check_text(const Options& options) {
   const SteadyClock clock;
   observe::Progress progress(std::cerr, clock,
                              {.label = "check",
-                              .total = uint64_t(int64_t(all.size())),
-                              .unit = "samples",
+                              .total = all.size(),
+                              .unit = "files",
                               .is_terminal = ::isatty(STDERR_FILENO) == 1,
                               .patience = std::chrono::seconds(1)});
   for (const auto& file : all) {
@@ -109,7 +109,7 @@ void check(const Options& given) {
         options, *dataset,
         cat("tokens below ", vocab, ": ", dataset->size(), " samples of ", options.seq, " tokens"));
   }
-  const auto images = data::open_images(options.path, {.size = 0});
+  const auto images = data::open_images(options.path, {.size = options.size});
   check_samples(
       options, *images,
       cat("images: ", images->size(), " of ", images->num_classes(), " classes (",
@@ -147,7 +147,7 @@ void encode(const Options& options) {
   const SteadyClock clock;
   observe::Progress progress(std::cerr, clock,
                              {.label = "encode",
-                              .total = uint64_t(int64_t(files.size())),
+                              .total = files.size(),
                               .unit = "files",
                               .is_terminal = ::isatty(STDERR_FILENO) == 1,
                               .patience = std::chrono::seconds(1)});
@@ -162,7 +162,7 @@ void encode(const Options& options) {
   std::cout << count << " tokens of " << (wide ? 32 : 16) << " bits in " << options.file
             << "; train with data.kind=tokens data.path=" << options.file
             << " model.vocab=" << tokenizer->vocab();
-  if (tokenizer->end()) std::cout << ", data.documents=true data.end=" << *tokenizer->end();
+  if (tokenizer->end()) std::cout << " data.documents=true data.end=" << *tokenizer->end();
   std::cout << "\n";
 }
 
@@ -191,6 +191,10 @@ void add_data(CLI::App& app) {
   looks->add_option("--tokenizer", options->tokenizer, "Of text; else bytes");
   looks->add_option("--seq", options->seq, "Tokens of a sample, as model.seq")
       ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  looks
+      ->add_option("--size", options->size,
+                   "Of images, as model.size; 0: all as large as the first")
       ->capture_default_str();
   looks->add_option("--vocab", options->vocab, "Of tokens, as model.vocab; 0: 65536")
       ->capture_default_str();

@@ -54,20 +54,25 @@ at::ScalarType type_of(const std::string& word) {
 void generate(const Options& options) {
   options.generate.sampling.check();
   const auto opened = models::open_model(options.path);
-  const auto tokenizer = options.tokenizer.empty()
-                             ? train::open_tokenizer(config_of(opened, options))
-                             : data::open_tokenizer(options.tokenizer);
+  auto config = config_of(opened, options);
+  if (!options.tokenizer.empty()) config.data.tokenizer = options.tokenizer;
+  if (config.data.tokenizer.empty() && config.data.kind != "text")
+    fail(Kind::Usage, "the model in '", options.path, "' was not trained on text but on ",
+         config.data.kind, "; give the tokenizer of its tokens by --tokenizer, or bytes");
+  const auto tokenizer = train::open_tokenizer(config);
   std::string prompt = options.prompt;
   if (prompt == "-") prompt.assign(std::istreambuf_iterator<char>(std::cin), {});
   auto settings = options.generate;
   settings.end = tokenizer->end();
+  if (!settings.end && config.data.documents)
+    settings.end = config.data.kind == "tokens" ? config.data.end : 0;
   auto tokens = tokenizer->encode(prompt);
   if (tokens.empty()) tokens = {settings.end.value_or('\n')};
   const models::Whole model(opened.architecture, device_of(options.device), type_of(options.dtype));
   data::TextStream stream(tokenizer);
   const auto print = [&](const std::string& text) {
     if (options.json) return;
-    std::fputs(text.c_str(), stdout);
+    std::fwrite(text.data(), 1, text.size(), stdout);
     std::fflush(stdout);
   };
   print(prompt);
@@ -111,6 +116,7 @@ void eval(const Options& options) {
                               .unit = "samples",
                               .is_terminal = ::isatty(STDERR_FILENO) == 1,
                               .patience = std::chrono::seconds(1)});
+  const bool has_words = models::as_words(opened.architecture).has_value();
   double loss = 0, count = 0, right = 0;
   for (int64_t first = 0; first < samples; first += each) {
     std::vector<int64_t> numbers;
@@ -124,18 +130,18 @@ void eval(const Options& options) {
     const at::Tensor output = model.forward(batch.input.to(device));
     const at::NoGradGuard no_grad;
     loss += model.model().loss_sum(output, target, {}).item<double>();
-    count += double(target.size(0) * model.model().tokens - batch.num_ignored);
+    count += double((has_words ? target.numel() : target.size(0)) - batch.num_ignored);
     if (model.model().num_right) right += model.model().num_right(output, target).item<double>();
     progress.update(uint64_t(first) + numbers.size());
   }
   observe::JsonObject object({{"samples", samples}, {"loss", loss / count}});
   std::string line = cat(samples, " samples", kept > 0 ? " kept for evaluation" : "", ", loss ",
                          observe::json_number(loss / count));
-  if (models::as_words(opened.architecture)) {
+  if (has_words) {
     object.add("perplexity", std::exp(loss / count));
     line += cat(", perplexity ", observe::json_number(std::exp(loss / count)));
   }
-  if (model.model().num_right) {
+  if (model.model().num_right && !std::isnan(right)) {
     object.add("accuracy", right / count);
     line += cat(", accuracy ", observe::json_number(100 * right / count), " %");
   }
@@ -174,7 +180,7 @@ void add_generate(CLI::App& app) {
   verb->add_option("--seed", sampling.seed, "The same seed gives the same text")
       ->capture_default_str();
   verb->add_option("--tokenizer", options->tokenizer,
-                   "A tokenizer.json, a .model, or a folder with one; else the model's own");
+                   "A tokenizer.json, a .model, a folder with one, or bytes; else the model's own");
   verb->callback([options] { generate(*options); });
 }
 

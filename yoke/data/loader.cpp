@@ -26,6 +26,7 @@ Loader::~Loader() {
 }
 
 void Loader::work() {
+  at::get_num_threads();   // first: else the thread takes what any other has set last
   at::set_num_threads(1);  // the others are for who computes
   while (true) {
     int64_t number = 0, turn = 0;

@@ -18,14 +18,23 @@ namespace fs = std::filesystem;
 class Text final : public Dataset {
  public:
   Text(const std::string& path, const TextOptions& options) : seq_(options.seq) {
+    const bool is_bytes = options.tokenizer->vocab() == 256 && !options.tokenizer->end();
+    if (options.documents && !is_bytes && !options.tokenizer->end())
+      fail(Kind::Config,
+           "data.documents: the tokenizer does not say what ends a document; its "
+           "tokenizer_config.json may by eos_token");
     if (options.documents) end_ = options.tokenizer->end().value_or(0);
     for (const auto& file : text_files(path)) {
       const std::string text = read_text(file);
       if (text.find('\0') != text.npos) continue;
-      for (const int64_t token : options.tokenizer->encode(text))
-        tokens_.push_back(uint32_t(token));
+      if (is_bytes)  // without the way over numbers of 64 bits
+        for (const char c : text) tokens_.push_back(uint8_t(c));
+      else
+        for (const int64_t token : options.tokenizer->encode(text))
+          tokens_.push_back(uint32_t(token));
       if (end_ && !text.empty()) tokens_.push_back(uint32_t(*end_));
     }
+    tokens_.shrink_to_fit();
     if (size() < 2)
       fail(Kind::Config, "data.path '", path, "' has ", tokens_.size(),
            " tokens of text, and a sample of model.seq = ", seq_, " takes ", seq_ + 1,

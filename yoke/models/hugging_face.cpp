@@ -124,7 +124,7 @@ class Tensors {
 };
 
 // Takes the places as the files have them: the language model of gpt2 puts a word before its names.
-Init init_from(const Path& folder, Places places) {
+Init init_from(const Path& folder, Places places, bool mapped) {
   const auto tensors = std::make_shared<const Tensors>(folder);
   const std::string prefix = "transformer.";
   std::set<std::string> wanted;
@@ -148,7 +148,7 @@ Init init_from(const Path& folder, Places places) {
     if (!wanted.contains(name) && !is_needless(name))
       fail(Kind::Io, "'", folder.string(), "' has a tensor '", name,
            "' that such a model has no place for");
-  return [tensors, places = std::move(places)](const std::string& name) {
+  return [tensors, mapped, places = std::move(places)](const std::string& name) {
     const auto found = places.find(name);
     YOKE_CHECK(found != places.end());
     std::vector<at::Tensor> values;
@@ -156,7 +156,8 @@ Init init_from(const Path& folder, Places places) {
       const at::Tensor value = tensors->get(part.name);
       values.push_back(part.transposed ? value.t() : value);
     }
-    return values.size() == 1 ? values[0] : at::cat(values);
+    if (values.size() > 1) return at::cat(values);
+    return mapped ? values[0] : values[0].clone();
   };
 }
 
@@ -371,13 +372,14 @@ std::string to_config(const WordsOptions& given) {
       given);
 }
 
-WordsOptions read_hugging_face(const Path& folder) {
+WordsOptions read_hugging_face(const Path& folder, bool mapped) {
   const Path config = folder / "config.json";
   std::ifstream file(config);
   if (!file) fail(Kind::Io, "cannot read '", config.string(), "': it is no folder of a model");
   const std::string text((std::istreambuf_iterator<char>(file)), {});
   auto options = parse_config(text, config.string());
-  std::visit([&](auto& chosen) { chosen.init = init_from(folder, places_of(chosen)); }, options);
+  std::visit([&](auto& chosen) { chosen.init = init_from(folder, places_of(chosen), mapped); },
+             options);
   return options;
 }
 

@@ -20,7 +20,8 @@ Model make_words(const WordsOptions& options);
 // With the sizes of the folder, and `init` that reads its weights. Seed, device, dtype and
 // recompute are for the caller to set; `seq` too, where the samples are shorter than the model
 // allows.
-WordsOptions read_hugging_face(const checkpoint::Path& folder);
+// `mapped`: weights are the pages of the file, and must not be written.
+WordsOptions read_hugging_face(const checkpoint::Path& folder, bool mapped = false);
 
 // config.json alone, without `init`; `where` is its name in errors.
 std::string to_config(const WordsOptions& options);

@@ -99,15 +99,16 @@ class Package final : public Loadable {
            "' is compiled and checks no input itself: declare them, as x:FP32[-1,3,224,224]");
     inputs_ = options.inputs;
     outputs_ = options.outputs;
-    const auto metadata =
-        torch::inductor::AOTIModelPackageLoader::load_metadata_from_package(file.string(), "model");
-    const auto made_for = metadata.find("AOTI_DEVICE_KEY");
-    const std::string device = options.device.is_cuda() ? "cuda" : "cpu";
-    if (made_for != metadata.end() && made_for->second != device)
-      fail(Kind::Io, "'", name_, "' was compiled for ", made_for->second, ", and it is to run on ",
-           device, "; compile it there");
+    using torch::inductor::AOTIModelPackageLoader;
     try {
-      loader_ = std::make_unique<torch::inductor::AOTIModelPackageLoader>(
+      const auto metadata =
+          AOTIModelPackageLoader::load_metadata_from_package(file.string(), "model");
+      const auto made_for = metadata.find("AOTI_DEVICE_KEY");
+      const std::string device = options.device.is_cuda() ? "cuda" : "cpu";
+      if (made_for != metadata.end() && made_for->second != device)
+        fail(Kind::Io, "it was compiled for ", made_for->second, ", and is to run on ", device,
+             "; compile it there");
+      loader_ = std::make_unique<AOTIModelPackageLoader>(
           file.string(), "model", /*run_single_threaded=*/false, /*num_runners=*/1,
           options.device.has_index() ? options.device.index() : c10::DeviceIndex(-1));
     } catch (const std::exception& error) {
@@ -128,6 +129,7 @@ class Ours final : public Loadable {
       : Loadable(folder.string()), model_(open_model(folder).architecture, options.device) {
     inputs_ = {model_.model().input};
     outputs_ = {model_.model().output};
+    declared_ = !inputs_[0].shape.empty();  // a module of TorchScript does not say
   }
 
  private:

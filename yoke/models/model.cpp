@@ -7,6 +7,7 @@
 #include <torch/nn/module.h>
 
 #include <algorithm>
+#include <map>
 
 #include "yoke/base/error.h"
 #include "yoke/base/rng.h"
@@ -37,8 +38,12 @@ void fill(torch::nn::Module& module, const Init& init, uint64_t seed, const Scal
         draw(item.value(), seed, name_of(item.key()), size);
     return;
   }
+  std::vector<std::pair<at::Tensor, at::Tensor>> taken;
+  std::map<const void*, std::string> names;  // what is one is kept under its first name
   const auto take = [&](const std::string& key, at::Tensor& to) {
-    const auto name = name_of(key);
+    const auto name = to.numel() == 0
+                          ? name_of(key)
+                          : names.try_emplace(to.const_data_ptr(), name_of(key)).first->second;
     const at::Tensor value = init(name);
     // A model may know more positions than are wanted.
     const at::Tensor part =
@@ -46,10 +51,11 @@ void fill(torch::nn::Module& module, const Init& init, uint64_t seed, const Scal
     if (part.sizes() != to.sizes())
       fail(Kind::Io, "'", name, "' has the shape ", part.sizes(), ", and the model wants ",
            to.sizes());
-    to.set_data(at::isFloatingType(to.scalar_type()) ? part.to(at::kFloat) : part);
+    taken.emplace_back(to, part.to(to.device(), to.scalar_type()));
   };
   for (auto& item : module.named_parameters()) take(item.key(), item.value());
   for (auto& item : module.named_buffers()) take(item.key(), item.value());
+  for (auto& [to, value] : taken) to.set_data(value);
 }
 
 Model classifier(int64_t classes, at::Device device) {

@@ -22,7 +22,7 @@ struct Model {
   std::function<at::Tensor(const at::Tensor& output, const at::Tensor& target,
                            const parallel::TensorAxis& axis)>
       loss_sum = nullptr;
-  // How many of them are guessed right, of a model that guesses; else empty.
+  // How many of them are guessed right, of a model that guesses; else empty, or no number.
   std::function<at::Tensor(const at::Tensor& output, const at::Tensor& target)> num_right = nullptr;
   int64_t tokens = 1;              // of a sample; the loss is a mean over them
   int64_t num_parameters = 0;      // each once

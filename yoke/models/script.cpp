@@ -7,6 +7,7 @@
 #include <torch/csrc/jit/serialization/import.h>
 #include <torch/nn/module.h>
 
+#include <cmath>
 #include <filesystem>
 
 #include "yoke/base/error.h"
@@ -35,8 +36,13 @@ size_t num_inputs(const torch::jit::Module& module, const std::string& path) {
   const auto method = module.find_method("forward");
   if (!method) fail(Kind::Io, "the module in '", path, "' has no forward()");
   size_t count = 0;
-  for (const auto& argument : method->function().getSchema().arguments())
-    count += argument.name() != "self" && !argument.default_value();
+  for (const auto& argument : method->function().getSchema().arguments()) {
+    if (argument.name() == "self" || argument.default_value()) continue;
+    if (argument.type()->kind() != c10::TypeKind::TensorType)
+      fail(Kind::Io, "forward() of '", path, "' takes ", argument.type()->str(), " as '",
+           argument.name(), "', and tensors alone can be given");
+    ++count;
+  }
   if (count < 1 || count > 2)
     fail(Kind::Io, "forward() of '", path, "' takes ", count,
          " arguments; to be trained it takes the samples, or samples and targets");
@@ -47,6 +53,7 @@ size_t num_inputs(const torch::jit::Module& module, const std::string& path) {
 struct Script : torch::nn::Module {
   explicit Script(torch::jit::Module given, size_t inputs)
       : module(std::move(given)), num_inputs(inputs) {
+    module.train(true);  // it may have been saved for use
     copy(module, *this);
   }
   static void copy(const torch::jit::Module& from, torch::nn::Module& to) {
@@ -109,12 +116,16 @@ Model make_script(const ScriptOptions& options) {
     if (inputs == 2) return output.mean() * target.size(0);
     if (at::isFloatingType(target.scalar_type()))
       return (output - target).square().flatten(1).mean(1).sum();
-    return cross_entropy_sum(output.reshape({-1, output.size(-1)}), target.reshape({-1}));
+    // A sample counts once, however many tokens it has.
+    return cross_entropy_sum(output.reshape({-1, output.size(-1)}), target.reshape({-1})) /
+           (double(target.numel()) / double(target.size(0)));
   };
   if (inputs == 1)
     model.num_right = [](const at::Tensor& output, const at::Tensor& target) {
-      return at::isFloatingType(target.scalar_type()) ? at::zeros({}, at::kLong)
-                                                      : (output.argmax(-1) == target).sum();
+      if (at::isFloatingType(target.scalar_type()))
+        return at::full({}, NAN, target.options().dtype(at::kDouble));  // there is nothing to guess
+      return (output.argmax(-1) == target).to(at::kDouble).sum() /
+             (double(target.numel()) / double(target.size(0)));
     };
   return model;
 }

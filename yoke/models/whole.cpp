@@ -27,7 +27,8 @@ Architecture placed(Architecture architecture, at::Device device, at::ScalarType
 Opened open_model(const checkpoint::Path& path) {
   if (!std::filesystem::exists(path)) fail(Kind::Io, "there is no '", path.string(), "'");
   if (std::filesystem::exists(path / "config.json"))
-    return {.architecture = as_architecture(read_hugging_face(path)), .folder = path};
+    return {.architecture = as_architecture(read_hugging_face(path, /*mapped=*/true)),
+            .folder = path};
   const auto folder = checkpoint::find(path).back();
   const auto saved = std::make_shared<const checkpoint::Saved>(folder);
   Opened opened{.values = saved->values(), .folder = folder};
@@ -42,7 +43,9 @@ Opened open_model(const checkpoint::Path& path) {
 
 Whole::Whole(Architecture architecture, at::Device device, at::ScalarType dtype)
     : architecture_(placed(std::move(architecture), device, dtype)),
-      model_(make_model(architecture_)) {
+      model_(make_model(architecture_)),
+      dtype_(std::holds_alternative<ScriptOptions>(architecture_) ? std::nullopt
+                                                                  : std::optional(dtype)) {
   for (const auto& make : model_.layers({})) {
     layers_.push_back(make());
     const auto& module = layers_.back().module;
@@ -56,7 +59,7 @@ Whole::Whole(Architecture architecture, at::Device device, at::ScalarType dtype)
 
 at::Tensor Whole::forward(const at::Tensor& input) const {
   const c10::InferenceMode no_gradients;
-  at::Tensor x = input;
+  at::Tensor x = dtype_ && at::isFloatingType(input.scalar_type()) ? input.to(*dtype_) : input;
   for (const auto& layer : layers_) x = layer.forward(x);
   return x;
 }

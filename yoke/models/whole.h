@@ -14,7 +14,7 @@ struct Opened {
   checkpoint::Strings values = {};  // of a checkpoint
   checkpoint::Path folder = {};
 };
-// Throws Kind::Io.
+// Throws Kind::Io, and Kind::Usage where it is none of these.
 Opened open_model(const checkpoint::Path& path);
 
 class Whole {
@@ -30,6 +30,8 @@ class Whole {
  private:
   const Architecture architecture_;
   const Model model_;
+  const std::optional<at::ScalarType>
+      dtype_;  // of what it is given; TorchScript takes what it likes
   std::vector<parallel::Layer> layers_;
 };
 

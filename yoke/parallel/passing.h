@@ -35,7 +35,7 @@ class KvCache {
 struct Passing {
   // [batch, tokens] of any numbers that grow: a token sees those of its own document alone.
   at::Tensor documents = {};
-  at::Tensor target = {};
+  at::Tensor target = {};  // for a layer that gives the loss itself
   std::shared_ptr<KvCache> past = nullptr;
 
   // Of the calling thread; outside of a scope it is empty.

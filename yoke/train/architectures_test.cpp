@@ -10,6 +10,7 @@
 #include "yoke/base/error.h"
 #include "yoke/base/text.h"
 #include "yoke/comm/run_ranks.h"
+#include "yoke/data/sampler.h"
 #include "yoke/models/loadable.h"
 #include "yoke/models/whole.h"
 #include "yoke/train/resolve.h"
@@ -176,6 +177,50 @@ def forward(self, x, y):
   EXPECT_LT(losses[3], losses[0]);
 }
 
+// Saved for use, with weights that are one, of another type: trained as a module in training is,
+// and used again.
+TEST_F(Architectures, TorchScriptOfManyKindsIsTrainedAndUsed) {
+  torch::jit::Module part("part"), module("m");
+  part.register_parameter("weight", at::eye(6, at::kDouble) * 0.5, false);
+  part.register_buffer("seen", at::zeros({1}, at::kLong));
+  part.define("def forward(self, x):\n    return torch.linear(x, self.weight)\n");
+  module.register_attribute("training", c10::BoolType::get(), true);
+  part.register_attribute("training", c10::BoolType::get(), true);
+  module.register_module("one", part);
+  module.register_module("two", part);  // the same once more
+  module.register_parameter("head", at::arange(18, at::kDouble).view({3, 6}).sin(), false);
+  module.define(R"(
+def forward(self, x):
+    x = self.two.forward(torch.tanh(self.one.forward(x)))
+    if self.training:
+        x = x * 2
+    return torch.linear(x, self.head)
+)");
+  module.eval();
+  const auto path = (folder_ / "tied.pt").string();
+  module.save(path);
+  const auto dataset = std::make_shared<Sorted>();
+  expect_same(models::ScriptOptions{.path = path}, dataset, {"dp=2", "dp=2 zero=3"});
+  const auto losses =
+      train(models::ScriptOptions{.path = path}, dataset, "dp=2", folder_ / "checkpoints");
+  const auto loaded = models::open_loadable(folder_);
+  EXPECT_FALSE(loaded->declared());
+  std::vector<int64_t> kept;
+  for (int64_t i = 48; i < 60; ++i) kept.push_back(i);
+  const auto batch = dataset->batch(kept);
+  const at::Tensor logits = loaded->run({batch.input})[0];
+  EXPECT_NEAR(at::cross_entropy_loss(logits, batch.target).item<double>(), losses[4], 1e-9);
+  // The first loss is that of a module in training, though it was saved for use.
+  module.train();
+  data::Sampler sampler(48, true, 1);
+  std::vector<int64_t> first;
+  for (int64_t i = 0; i < 12; ++i) first.push_back(sampler.at(i));
+  const auto seen = dataset->batch(first);
+  EXPECT_NEAR(
+      at::cross_entropy_loss(module.forward({seen.input}).toTensor(), seen.target).item<double>(),
+      losses[0], 1e-9);
+}
+
 TEST_F(Architectures, WhatATorchScriptFileCannotBe) {
   const auto refuses = [&](const std::string& path, const std::string& why) {
     try {
@@ -189,6 +234,7 @@ TEST_F(Architectures, WhatATorchScriptFileCannotBe) {
   std::ofstream(folder_ / "text.pt") << "hello";
   refuses((folder_ / "text.pt").string(), "is no TorchScript module");
   refuses(script("def forward(self, a, b, c):\n    return a\n"), "takes 3 arguments");
+  refuses(script("def forward(self, a, b: float):\n    return a * b\n"), "takes float as 'b'");
 }
 
 // Packed documents are to each other as if they were alone.

@@ -277,6 +277,7 @@ void check(const std::vector<Field>& fields, const Config& config) {
   const bool is_bytes = data.kind == "text" && data.tokenizer.empty() && model.init.empty();
   if (is_bytes && model.vocab > 0 && model.vocab < 256)
     bad("model.vocab", "at least 256, as the tokens of text are bytes");
+  if (data.workers > 64) bad("data.workers", "at most 64");
   if (data.val_fraction >= 1) bad("data.val_fraction", "less than 1");
   if (plan.zero > 3) bad("plan.zero", "-1 to 3");
   if (run.timeout_s == 0 || run.timeout_s > INT32_MAX)

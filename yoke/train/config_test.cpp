@@ -72,7 +72,7 @@ Config random_config(uint64_t number) {
   ffn = draw.whole(0), kv_heads = draw.flag() ? heads : 0, init = draw.text();
   auto& [kind, path, tokenizer, documents, end, augment, shuffle, val_fraction, workers] = data;
   tokenizer = draw.text(), documents = draw.flag(), end = draw.whole(0), augment = draw.flag();
-  workers = draw.whole(0), kind = draw.word("text tokens images synthetic"),
+  workers = draw.whole(0) % 65, kind = draw.word("text tokens images synthetic"),
   path = cat("x", draw.text()), shuffle = draw.flag();
   val_fraction = double(draw.bits() >> 11) * 0x1p-53;
   auto& [steps, batch, micro_batch, lr, lr_schedule, warmup, weight_decay, clip, optimizer, seed,

@@ -111,6 +111,8 @@ std::pair<plan::Plan, Sizes> resolve(const Config& config, int ranks) {
   plan.micro_batches = int(micro);
   const auto model = models::make_model(architecture(config, at::kCPU));
   const std::string& arch = config.model.arch;
+  if (config.plan.recompute != "none" && arch != "gpt" && arch != "llama" && arch != "vit")
+    fail(Kind::Config, "plan.recompute: gpt, llama and vit can be computed again, not ", arch);
   if (plan.sequence && !model.can_scatter)
     fail(Kind::Config, "plan.sequence_parallel: a ", arch, " has no sequence of tokens to cut");
   if (plan.tp > 1 && !model.whole.empty())
@@ -149,14 +151,19 @@ std::shared_ptr<data::Images> open_images(const Config& config) {
   return data::open_images(data.path, options);
 }
 
-// Yoke's own source, where the program stands in it, or is below it.
+bool has_tokenizer(const std::filesystem::path& folder) {
+  return std::ranges::any_of(
+      std::vector<const char*>{"tokenizer.json", "vocab.json", "tokenizer.model"},
+      [&](const char* name) { return std::filesystem::exists(folder / name); });
+}
+
+// Yoke's own source, where the program is below it.
 std::string own_text() {
   std::error_code error;
   for (auto folder = std::filesystem::read_symlink("/proc/self/exe", error).parent_path();
        !folder.empty() && folder != folder.root_path(); folder = folder.parent_path())
-    for (const auto& place : {folder, folder / "share/yoke"})
-      if (std::filesystem::exists(place / "yoke/yoke.h") && std::filesystem::exists(place / "docs"))
-        return cat((place / "yoke").string(), ",", (place / "docs").string());
+    if (std::filesystem::exists(folder / "yoke/yoke.h") && std::filesystem::exists(folder / "docs"))
+      return cat((folder / "yoke").string(), ",", (folder / "docs").string());
   fail(Kind::Config,
        "data.path: give a file or a folder of text; Yoke's own source, which else is read, is not "
        "beside the program");
@@ -183,17 +190,19 @@ void settle_words(Config& config) {
     if (model.vocab == 0) model.vocab = 256;
     return;
   }
-  if (data.path.empty()) data.path = own_text();
-  if (!data.tokenizer.empty())
-    data.tokenizer = std::filesystem::absolute(data.tokenizer).string();  // for who uses the model
+  if (data.tokenizer.empty() && !model.init.empty()) {
+    data.tokenizer = model.init;
+    if (!has_tokenizer(model.init))
+      fail(Kind::Config, "'", model.init,
+           "' has no tokenizer; give the model's by data.tokenizer, or say data.tokenizer=bytes");
+  }
   const int64_t vocab = open_tokenizer(config)->vocab();
   if (model.vocab == 0) model.vocab = vocab;
   if (model.vocab < vocab)
     fail(Kind::Config,
          model.init.empty() ? cat("model.vocab = ", model.vocab)
                             : cat("the model in '", model.init, "' knows ", model.vocab, " words"),
-         ", and the tokenizer has ", vocab, " tokens",
-         data.tokenizer.empty() ? ", the bytes; give the model's by data.tokenizer" : "");
+         ", and the tokenizer has ", vocab, " tokens");
 }
 
 void settle_images(Config& config) {
@@ -231,16 +240,17 @@ void settle(Config& config) {
   if (!model.init.empty() && !is_words(model))
     fail(Kind::Config, "model.init: a ", model.arch,
          " does not begin with a Hugging Face folder; gpt and llama do");
+  // For who uses the model, from whatever folder.
+  for (std::string* path : {&model.init, &model.path, &config.data.tokenizer})
+    if (!path->empty() && *path != "bytes") *path = std::filesystem::absolute(*path).string();
+  if (config.data.kind == "text" && config.data.path.empty()) config.data.path = own_text();
   if (is_words(model)) settle_words(config);
   const bool is_resnet = model.arch == "resnet", is_vit = model.arch == "vit";
   usual(model.layers, is_resnet ? 18 : is_vit ? 6 : 4);
   usual(model.dim, is_resnet ? 64 : 128);
   if (is_resnet || is_vit || config.data.kind == "images") settle_images(config);
-  if (model.arch == "torchscript") {
-    if (model.path.empty())
-      fail(Kind::Config, "model.path: give the file of the TorchScript module");
-    model.path = std::filesystem::absolute(model.path).string();
-  }
+  if (model.arch == "torchscript" && model.path.empty())
+    fail(Kind::Config, "model.path: give the file of the TorchScript module");
 }
 
 models::Architecture architecture(const Config& config, at::Device device) {
@@ -310,12 +320,9 @@ models::Architecture architecture(const Config& config, at::Device device) {
 }
 
 std::shared_ptr<const data::Tokenizer> open_tokenizer(const Config& config) {
-  if (!config.data.tokenizer.empty()) return data::open_tokenizer(config.data.tokenizer);
-  const std::filesystem::path folder = config.model.init;
-  for (const char* name : {"tokenizer.json", "vocab.json", "tokenizer.model"})
-    if (!folder.empty() && std::filesystem::exists(folder / name))
-      return data::open_tokenizer(folder);
-  return data::byte_tokenizer();
+  const auto& [tokenizer, init] = std::tie(config.data.tokenizer, config.model.init);
+  if (tokenizer == "bytes" || (tokenizer.empty() && init.empty())) return data::byte_tokenizer();
+  return data::open_tokenizer(tokenizer.empty() ? init : tokenizer);
 }
 
 std::shared_ptr<data::Dataset> open_data(const Config& config) {
@@ -333,6 +340,8 @@ std::shared_ptr<data::Dataset> open_data(const Config& config) {
          ", not ", data.kind);
   if (data.documents && !gives_words)
     fail(Kind::Config, "data.documents: ", data.kind, " has none; text and tokens have");
+  if (data.documents && takes_any)
+    fail(Kind::Config, "data.documents: a TorchScript module knows nothing of them");
   if (data.documents && data.kind == "tokens" && data.end < 0)
     fail(Kind::Config, "data.documents: say by data.end which token is after each");
   if (data.kind == "images") {

@@ -23,7 +23,7 @@ std::pair<plan::Plan, Sizes> resolve(const Config& config, int ranks);
 void settle(Config& config);
 models::Architecture architecture(const Config& config, at::Device device);  // of a settled one
 std::shared_ptr<data::Dataset> open_data(const Config& config);
-// Of text: that of data.tokenizer, or of the folder in model.init, or bytes.
+// Of text: that of data.tokenizer, or of the folder in model.init, or bytes. Throws Kind::Io.
 std::shared_ptr<const data::Tokenizer> open_tokenizer(const Config& config);
 
 }  // namespace yoke::train

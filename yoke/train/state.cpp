@@ -52,7 +52,8 @@ class Pieces {
     for (const auto& unit : dp_.units()) {
       for (const auto& item : unit->named_parameters())
         if (!item.value().requires_grad()) add_whole(item.key(), item.value(), turn++);
-      for (const auto& item : unit->named_buffers()) add_whole(item.key(), item.value(), turn++);
+      // Of norms that replicas take by themselves those of one belong together.
+      for (const auto& item : unit->named_buffers()) add_whole(item.key(), item.value(), 0);
     }
   }
 
@@ -93,7 +94,7 @@ class Pieces {
     }
   }
 
-  // What is not trained: replicas of it are equal.
+  // What is not trained.
   void add_whole(const std::string& name, const at::Tensor& value, size_t turn) {
     if (mine_ && !(has_turn(turn) && (splits_.contains(name) || tp_.rank() == 0))) return;
     const auto shape = value.sizes().vec();

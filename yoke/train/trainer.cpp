@@ -116,12 +116,12 @@ class Run {
         guard_(options.spike),
         is_late_(!pipeline_->device().is_cpu() && options.on_nan != OnNan::Rollback) {
     if (!pipeline_->device().is_cpu()) warm_up();
-    read_ahead();
     if (!options.checkpoints.empty())
       saver_ = std::make_unique<checkpoint::Saver>(
           options.checkpoints, given,
           checkpoint::SaverOptions{options.keep, options.async, options.timeout});
     if (options.resume) load_newest();
+    read_ahead();
     if (options.tracer) options.tracer->name_thread(world_.rank(), "train");
   }
 
@@ -205,7 +205,8 @@ class Run {
 
   data::Batch read(const Source& source, int micro) {
     const observe::Span span(options_.tracer, "data", observe::Category::Data);
-    const int64_t number = source.position / options_.batch * options_.plan.micro_batches + micro;
+    const int64_t number =
+        (source.position - offset_) / options_.batch * options_.plan.micro_batches + micro;
     auto batch = source.sampler && loader_ ? loader_->take(number) : load(source, micro);
     batch.input = to_device(batch.input);
     batch.target = to_device(batch.target);
@@ -214,11 +215,12 @@ class Run {
   }
 
   void read_ahead() {
+    offset_ = position_ % options_.batch;  // of another batch size before
     if (options_.workers == 0) return;
     const int64_t passes = options_.plan.micro_batches;
     loader_ = std::make_unique<data::Loader>(
         [this, passes](int64_t number) {
-          return load({&dataset_, &sampler_, number / passes * options_.batch},
+          return load({&dataset_, &sampler_, offset_ + number / passes * options_.batch},
                       int(number % passes));
         },
         options_.workers, std::max<int64_t>(2, options_.workers), options_.timeout);
@@ -240,6 +242,7 @@ class Run {
     for (int i = 0; i < 2 * options_.plan.micro_batches + 2; ++i) {
       kept.push_back(batch.input.pin_memory());
       kept.push_back(batch.target.pin_memory());
+      if (batch.documents.defined()) kept.push_back(batch.documents.pin_memory());
       numbers.emplace_back(
           at::zeros({NumSums}, at::device(pipeline_->device()).dtype(at::kDouble)));
     }
@@ -284,12 +287,21 @@ class Run {
     return sums;
   }
 
+  // Norms over a rank's own samples have learned other numbers on each: one rank's count.
+  void share_buffers() {
+    const auto& dp = pipeline_->mesh().dp;
+    if (dp.size() == 1) return;
+    for (const auto& unit : pipeline_->data().units())
+      for (const auto& buffer : unit->buffers()) dp.broadcast(buffer, 0).wait();
+  }
+
   void evaluate() {
+    share_buffers();
     const int64_t batches = std::min(kMostEvaluated, validation_->size() / options_.batch);
     double sum = 0, count = 0, right = 0;
     for (int64_t i = 0; i < batches; ++i) {
       const at::Tensor guessed =
-          model_.num_right ? at::zeros({}, at::device(pipeline_->device()).dtype(at::kLong))
+          model_.num_right ? at::zeros({}, at::device(pipeline_->device()).dtype(at::kDouble))
                            : at::Tensor();
       const Source source{validation_, nullptr, i * options_.batch};
       const parallel::Readback sums(
@@ -300,7 +312,8 @@ class Run {
     }
     if (callbacks_.on_eval && world_.rank() == 0)
       callbacks_.on_eval(done_,
-                         {.loss = sum / count, .accuracy = model_.num_right ? right / count : -1});
+                         {.loss = sum / count,
+                          .accuracy = model_.num_right && !std::isnan(right) ? right / count : -1});
   }
 
   void begin_trace() {
@@ -432,7 +445,7 @@ class Run {
   int64_t loaded_ = -1, rolled_to_ = -1;  // steps
   int num_rollbacks_ = 0, num_bad_ = 0;   // to that step; in a row
   int64_t done_ = 0;                      // steps
-  int64_t position_ = 0;                  // samples
+  int64_t position_ = 0, offset_ = 0;     // samples
 };
 
 }  // namespace

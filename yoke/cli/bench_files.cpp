@@ -28,7 +28,7 @@ namespace {
 namespace fs = std::filesystem;
 
 struct Options {
-  std::string what = "generate,tokenize,tokens,load", text = "yoke,docs,tests", peers, folder;
+  std::string what = "generate,tokenize,tokens,load", text = "yoke,docs,tests", peers;
   int rounds = 5, threads = 2, tokens = 32;
 };
 
@@ -49,12 +49,27 @@ class Ours final : public Trainer {
   const std::function<void(int)> run_;
 };
 
+// We, and where it is asked for the peer, in turns.
+Turns take_turns(const Options& options, const std::string& peer,
+                 const std::vector<std::string>& arguments, const std::function<void(int)>& run,
+                 int steps) {
+  std::vector<std::string> names{"yoke"};
+  if (!options.peers.empty()) names.push_back(peer);
+  return Turns(
+      names,
+      [&](const std::string& name) -> std::unique_ptr<Trainer> {
+        if (name == peer) return make_peer("files.py", arguments);
+        return std::make_unique<Ours>(run);
+      },
+      options.rounds, steps, "files");
+}
+
 std::string read_file(const fs::path& path) { return data::read_text(path.string()); }
 
 void bench_generate(const Options& options, const fs::path& scratch) {
   const fs::path folder = scratch / "gpt2";
   {
-    const models::GptOptions gpt2{.init = nullptr};
+    const models::GptOptions gpt2;
     std::map<std::string, at::Tensor> weights;
     const auto all = models::make_gpt(gpt2).layers({});
     for (size_t place = 0; place < all.size(); ++place)
@@ -68,25 +83,19 @@ void bench_generate(const Options& options, const fs::path& scratch) {
   std::vector<int64_t> prompt, tokens;
   for (int64_t i = 1; i <= 16; ++i) prompt.push_back(i);
   const bool has_peer = !options.peers.empty();
-  std::vector<std::string> names{"yoke"};
-  if (has_peer) names.push_back("transformers");
-  const Turns turns(
-      names,
-      [&](const std::string& name) -> std::unique_ptr<Trainer> {
-        if (name != "yoke")
-          return make_peer("files.py",
-                           {"--peer", "generate", "--model", folder.string(), "--out",
-                            (scratch / "tokens").string(), "--threads", cat(options.threads)});
-        return std::make_unique<Ours>([&](int count) {
-          tokens =
-              models::generate(model, prompt, {.tokens = count, .sampling = {.temperature = 0}});
-        });
+  const auto turns = take_turns(
+      options, "transformers",
+      {"--peer", "generate", "--model", folder.string(), "--out", (scratch / "tokens").string(),
+       "--threads", cat(options.threads)},
+      [&](int count) {
+        tokens = models::generate(model, prompt, {.tokens = count, .sampling = {.temperature = 0}});
       },
-      options.rounds, options.tokens, "generate");
-  for (size_t i = 0; i < names.size(); ++i)
-    std::printf("generate, GPT-2 124 M, %d threads: %-13s %7.2f ms a token%s\n", options.threads,
-                names[i].c_str(), turns.ms(i),
-                i == 0 && has_peer ? cat(", ", turns.ratio(0, 1), " x transformers").c_str() : "");
+      options.tokens);
+  const std::string about = cat("generate, GPT-2 124 M, ", options.threads, " threads: ");
+  std::printf("%syoke %.2f ms a token\n", about.c_str(), turns.ms(0));
+  if (has_peer)
+    std::printf("%stransformers %.2f ms a token, yoke is %.2f times as fast\n", about.c_str(),
+                turns.ms(1), turns.ratio(0, 1));
   if (!has_peer) return;
   std::vector<std::string> ours;
   for (const int64_t token : tokens) ours.push_back(cat(token));
@@ -98,7 +107,7 @@ void bench_tokenize(const Options& options, const fs::path& scratch) {
   std::string text;
   for (const auto& file : data::text_files(options.text)) {
     const std::string one = data::read_text(file);
-    if (one.find('\0') == one.npos) text += one;
+    if (data::is_text(one)) text += one;
   }
   const fs::path file = scratch / "text", tokenizer_file = scratch / "tokenizer.json";
   std::ofstream(file, std::ios::binary) << text;
@@ -109,29 +118,25 @@ void bench_tokenize(const Options& options, const fs::path& scratch) {
          trained.err.substr(trained.err.rfind('\n', trained.err.size() - 2) + 1));
   const auto tokenizer = data::open_tokenizer(tokenizer_file);
   const bool has_peer = !options.peers.empty();
-  std::vector<std::string> names{"yoke"};
-  if (has_peer) names.push_back("tokenizers");
   size_t total = 0;
-  const Turns turns(
-      names,
-      [&](const std::string& name) -> std::unique_ptr<Trainer> {
-        if (name != "yoke")
-          return make_peer("files.py",
-                           {"--peer", "tokenize", "--tokenizer", tokenizer_file.string(), "--text",
-                            file.string(), "--out", (scratch / "count").string()});
-        return std::make_unique<Ours>([&](int count) {
-          for (int i = 0; i < count; ++i) {
-            total = 0;
-            for (size_t at = 0; at < text.size(); at += 100000)
-              total += tokenizer->encode(std::string_view(text).substr(at, 100000)).size();
-          }
-        });
+  const auto turns = take_turns(
+      options, "tokenizers",
+      {"--peer", "tokenize", "--tokenizer", tokenizer_file.string(), "--text", file.string(),
+       "--out", (scratch / "count").string()},
+      [&](int count) {
+        for (int i = 0; i < count; ++i) {
+          total = 0;
+          for (size_t at = 0; at < text.size(); at += 100000)
+            total += tokenizer->encode(std::string_view(text).substr(at, 100000)).size();
+        }
       },
-      options.rounds, 1, "tokenize");
-  for (size_t i = 0; i < names.size(); ++i)
-    std::printf("tokenize, 40,000 words, 1 thread: %-10s %7.2f MB/s%s\n", names[i].c_str(),
-                double(text.size()) / turns.ms(i) / 1e3,
-                i == 0 && has_peer ? cat(", ", turns.ratio(0, 1), " x tokenizers").c_str() : "");
+      1);
+  const double kilobytes = double(text.size()) / 1e3;
+  std::printf("tokenize, 40,000 words, 1 thread: yoke %.2f MB/s\n", kilobytes / turns.ms(0));
+  if (has_peer)
+    std::printf(
+        "tokenize, 40,000 words, 1 thread: tokenizers %.2f MB/s, yoke is %.2f times as fast\n",
+        kilobytes / turns.ms(1), turns.ratio(0, 1));
   std::printf("tokenize: %zu tokens%s\n", total,
               has_peer ? cat(", of the peer ", read_file(scratch / "count")).c_str() : "");
 }

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "yoke/cli/data.h"
 
-#include <unistd.h>
-
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <filesystem>
@@ -12,9 +10,9 @@
 #include "yoke/base/error.h"
 #include "yoke/base/text.h"
 #include "yoke/checkpoint/files.h"
+#include "yoke/cli/job_progress.h"
 #include "yoke/data/images.h"
 #include "yoke/data/tokenizer.h"
-#include "yoke/observe/progress.h"
 
 namespace yoke::cli {
 namespace {
@@ -27,9 +25,7 @@ struct Options {
 };
 
 std::shared_ptr<const data::Tokenizer> tokenizer_of(const Options& options) {
-  return options.tokenizer.empty() || options.tokenizer == "bytes"
-             ? data::byte_tokenizer()
-             : data::open_tokenizer(options.tokenizer);
+  return data::open_tokenizer(options.tokenizer.empty() ? "bytes" : options.tokenizer);
 }
 
 // By the names of the files.
@@ -52,17 +48,11 @@ void check_text(const Options& options) {
   const auto tokenizer = tokenizer_of(options);
   int64_t files = 0, bytes = 0, tokens = 0, left_out = 0;
   const auto all = data::text_files(options.path);
-  const SteadyClock clock;
-  observe::Progress progress(std::cerr, clock,
-                             {.label = "check",
-                              .total = all.size(),
-                              .unit = "files",
-                              .is_terminal = ::isatty(STDERR_FILENO) == 1,
-                              .patience = std::chrono::seconds(1)});
+  JobProgress progress("check", all.size(), "files");
   for (const auto& file : all) {
     const std::string text = data::read_text(file);
     progress.update(uint64_t(++files));
-    if (text.find('\0') != text.npos) {
+    if (!data::is_text(text)) {
       ++left_out;
       continue;
     }
@@ -76,13 +66,7 @@ void check_text(const Options& options) {
 
 // Every sample, read as training would.
 void check_samples(const Options& options, const data::Dataset& dataset, const std::string& about) {
-  const SteadyClock clock;
-  observe::Progress progress(std::cerr, clock,
-                             {.label = "check",
-                              .total = uint64_t(dataset.size()),
-                              .unit = "samples",
-                              .is_terminal = ::isatty(STDERR_FILENO) == 1,
-                              .patience = std::chrono::seconds(1)});
+  JobProgress progress("check", uint64_t(dataset.size()), "samples");
   int64_t bad = 0;
   for (int64_t i = 0; i < dataset.size(); ++i) {
     try {
@@ -144,17 +128,11 @@ void encode(const Options& options) {
     ++count;
   };
   const auto files = data::text_files(options.path);
-  const SteadyClock clock;
-  observe::Progress progress(std::cerr, clock,
-                             {.label = "encode",
-                              .total = files.size(),
-                              .unit = "files",
-                              .is_terminal = ::isatty(STDERR_FILENO) == 1,
-                              .patience = std::chrono::seconds(1)});
+  JobProgress progress("encode", files.size(), "files");
   for (int64_t done = 0; const auto& file : files) {
     const std::string content = data::read_text(file);
     progress.update(uint64_t(++done));
-    if (content.find('\0') != content.npos) continue;
+    if (!data::is_text(content)) continue;
     for (const int64_t token : tokenizer->encode(content)) put(token);
     if (tokenizer->end() && !content.empty()) put(*tokenizer->end());
   }

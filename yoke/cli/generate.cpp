@@ -2,8 +2,6 @@
 #include "yoke/cli/generate.h"
 
 #include <ATen/Functions.h>
-#include <unistd.h>
-
 #include <CLI/CLI.hpp>
 #include <cmath>
 #include <cstdio>
@@ -13,10 +11,10 @@
 #include "yoke/base/error.h"
 #include "yoke/base/text.h"
 #include "yoke/cli/environment.h"
+#include "yoke/cli/job_progress.h"
 #include "yoke/data/text_stream.h"
 #include "yoke/models/generate.h"
 #include "yoke/observe/json_lines.h"
-#include "yoke/observe/progress.h"
 #include "yoke/parallel/passing.h"
 #include "yoke/train/resolve.h"
 
@@ -109,13 +107,7 @@ void eval(const Options& options) {
   const int64_t samples =
       options.samples > 0 ? std::min(options.samples, dataset->size()) : dataset->size();
   const int64_t each = config.train.batch > 0 ? config.train.batch : 8;
-  const SteadyClock clock;
-  observe::Progress progress(std::cerr, clock,
-                             {.label = "eval",
-                              .total = uint64_t(samples),
-                              .unit = "samples",
-                              .is_terminal = ::isatty(STDERR_FILENO) == 1,
-                              .patience = std::chrono::seconds(1)});
+  JobProgress progress("eval", uint64_t(samples), "samples");
   const bool has_words = models::as_words(opened.architecture).has_value();
   double loss = 0, count = 0, right = 0;
   for (int64_t first = 0; first < samples; first += each) {

@@ -52,6 +52,7 @@ std::shared_ptr<Dataset> open_text(const std::string& path, const TextOptions& o
 // Those files, and what is in one.
 std::vector<std::string> text_files(const std::string& path);
 std::string read_text(const std::string& file);
+inline bool is_text(std::string_view content) { return content.find('\0') == content.npos; }
 // Token numbers, as programs for preparing data write them: a .npy file of one dim (any integer), a
 // .bin file of uint16, or of uint32 where `vocab` needs it, or a folder of such files in the order
 // of their names. A sample is `seq` of one file's tokens and the one after each. Throws Kind::Io

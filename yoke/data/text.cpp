@@ -26,7 +26,7 @@ class Text final : public Dataset {
     if (options.documents) end_ = options.tokenizer->end().value_or(0);
     for (const auto& file : text_files(path)) {
       const std::string text = read_text(file);
-      if (text.find('\0') != text.npos) continue;
+      if (!is_text(text)) continue;
       if (is_bytes)  // without the way over numbers of 64 bits
         for (const char c : text) tokens_.push_back(uint8_t(c));
       else

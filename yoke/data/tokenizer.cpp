@@ -82,6 +82,7 @@ std::shared_ptr<const Tokenizer> open_tokenizer(const fs::path& path) {
       "give a tokenizer.json, a .model, or a folder with tokenizer.json, vocab.json and "
       "merges.txt, "
       "or tokenizer.model";
+  if (path == "bytes") return byte_tokenizer();
   if (!fs::exists(path)) fail(Kind::Io, "there is no '", path.string(), "'; ", wanted);
   const bool is_folder = fs::is_directory(path);
   const auto end = end_of(is_folder ? path : path.parent_path());

@@ -30,7 +30,8 @@ class Tokenizer {
 std::shared_ptr<const Tokenizer> byte_tokenizer();  // the 256 bytes, whatever they are
 // A tokenizer.json of the BPE kind, a .model of SentencePiece, or a folder with tokenizer.json,
 // else vocab.json and merges.txt (GPT-2's), else tokenizer.model. tokenizer_config.json beside it
-// says what ends a document. Throws Kind::Io for what it cannot read.
+// says what ends a document. The word `bytes`: byte_tokenizer(). Throws Kind::Io for what it cannot
+// read.
 std::shared_ptr<const Tokenizer> open_tokenizer(const std::filesystem::path& path);
 
 }  // namespace yoke::data

@@ -5,7 +5,6 @@
 #include <caffe2/serialize/inline_container.h>
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
 #include <torch/csrc/jit/api/module.h>
-#include <torch/csrc/jit/serialization/import.h>
 
 #include <algorithm>
 #include <set>
@@ -40,23 +39,10 @@ bool has_part(const std::vector<std::string>& parts, const std::string& text) {
 
 class Script final : public Loadable {
  public:
-  Script(const path& file, const LoadOptions& options) : Loadable(file.string()) {
-    try {
-      module_ = torch::jit::load(file.string(), options.device);
-    } catch (const std::exception& error) {
-      fail(Kind::Io, "'", name_, "' is no TorchScript module: ", first_line(error));
-    }
+  Script(const path& file, const LoadOptions& options)
+      : Loadable(file.string()), module_(open_script(name_, options.device)) {
     module_.eval();
-    const auto method = module_.find_method("forward");
-    if (!method) fail(Kind::Io, "the module in '", name_, "' has no forward()");
-    const auto& arguments = method->function().getSchema().arguments();
-    for (size_t i = 1; i < arguments.size(); ++i) {  // the first is the module
-      if (arguments[i].default_value()) break;
-      if (arguments[i].type()->kind() != c10::TypeKind::TensorType)
-        fail(Kind::Io, "forward() of '", name_, "' takes ", arguments[i].type()->str(), " as '",
-             arguments[i].name(), "', and tensors alone can be given");
-      inputs_.push_back({.name = arguments[i].name()});
-    }
+    for (auto& name : inputs_of(module_, name_)) inputs_.push_back({.name = std::move(name)});
     declared_ = !options.inputs.empty();
     if (!declared_) return;
     std::set<std::string> known;

@@ -64,10 +64,7 @@ Model make_mlp(const MlpOptions& given) {
     std::vector<LayerFactory> factories;
     const auto add = [&](auto make, const Scale& scale, auto split) {
       factories.push_back([=, place = factories.size()] {
-        const auto module = make();
-        fill(*module, options.init, options.seed, scale,
-             [&](const std::string& key) { return cat(place, ".", key); });
-        module->to(options.device, options.dtype);
+        const auto module = placed(make(), options, int64_t(place), scale);
         split(*module);
         return layer(module);
       });

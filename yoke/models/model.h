@@ -6,6 +6,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -30,7 +31,7 @@ struct Model {
   std::vector<double> costs = {};  // of the layers, relative; empty: each as much as the next
   // What tensor parallelism cuts: how many there are, and of what.
   std::vector<std::pair<int64_t, std::string>> cut = {};
-  std::string whole = {};        // why tensor parallelism cannot cut it; empty: it can
+  std::string why_whole = {};    // why tensor parallelism cannot cut it; empty: it can
   bool wants_target = false;     // layers look at Passing::target
   bool can_scatter = false;      // it knows tokens that are elsewhere (sequence parallelism)
   at::Device device = at::kCPU;  // of its layers
@@ -50,6 +51,16 @@ inline bool is_norm(const std::string& key) { return key.find("norm") != key.npo
 // First values of all that a layer has. `name_of`: under which name it is drawn or given.
 void fill(torch::nn::Module& module, const Init& init, uint64_t seed, const Scale& scale,
           const std::function<std::string(const std::string& key)>& name_of);
+
+// The same for the module of a layer, put where it is to be.
+template <typename Module, typename Options>
+std::shared_ptr<Module> placed(std::shared_ptr<Module> module, const Options& options,
+                               int64_t place, const Scale& scale) {
+  fill(*module, options.init, options.seed, scale,
+       [&](const std::string& key) { return std::to_string(place) + "." + key; });
+  module->to(options.device, options.dtype);
+  return module;
+}
 
 // A model that sorts samples into classes: [batch, classes] from its layers.
 Model classifier(int64_t classes, at::Device device);

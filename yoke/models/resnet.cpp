@@ -122,7 +122,7 @@ Model make_resnet(const ResnetOptions& options) {
   Model model = classifier(classes, device);
   const auto places = places_of(options);
   model.input = {"image", at::kFloat, {-1, channels, -1, -1}};
-  model.whole = "convolutions are not cut";
+  model.why_whole = "convolutions are not cut";
   // Weights, and products for one image, of each layer.
   int64_t side = size <= kSmall ? size : (size + 1) / 2;
   double products = 0;
@@ -157,7 +157,7 @@ Model make_resnet(const ResnetOptions& options) {
   end_layer();
   model.layers = [options, places, last](const TensorAxis& axis) {
     const auto replicas = options.local ? comm::Communicator() : axis.replicas;
-    const auto made = [=](const auto& module, size_t place) {
+    const auto made = [=](const auto& module, int64_t place) {
       const auto parameters = module->named_parameters();
       const auto scale = [&](const std::string& key) {
         if (is_norm(key)) return -1.0;
@@ -166,18 +166,16 @@ Model make_resnet(const ResnetOptions& options) {
         return value.dim() == 4 ? std::sqrt(2.0 / double(value.numel() / value.size(1)))
                                 : 1 / std::sqrt(double(value.size(1)));
       };
-      fill(*module, options.init, options.seed, scale,
-           [&](const std::string& key) { return cat(place, ".", key); });
-      module->to(options.device, options.dtype);
-      return layer(module);
+      return layer(placed(module, options, place, scale));
     };
     std::vector<LayerFactory> factories;
     factories.push_back([=] { return made(std::make_shared<Stem>(options, replicas), 0); });
     for (size_t i = 0; i < places.size(); ++i)
       factories.push_back(
-          [=] { return made(std::make_shared<ResnetBlock>(places[i], replicas), i + 1); });
-    factories.push_back(
-        [=] { return made(std::make_shared<Head>(last, options.classes), places.size() + 1); });
+          [=] { return made(std::make_shared<ResnetBlock>(places[i], replicas), int64_t(i) + 1); });
+    factories.push_back([=] {
+      return made(std::make_shared<Head>(last, options.classes), int64_t(places.size()) + 1);
+    });
     return factories;
   };
   return model;

@@ -19,36 +19,6 @@ namespace {
 
 using namespace parallel;
 
-torch::jit::Module open(const std::string& path, at::Device device) {
-  if (!std::filesystem::exists(path))
-    fail(Kind::Io, "there is no '", path, "'; give a file that torch.jit.save has written");
-  try {
-    return torch::jit::load(path, device);
-  } catch (const std::exception& error) {
-    const std::string text = error.what();
-    fail(Kind::Io, "'", path, "' is no TorchScript module: ", text.substr(0, text.find('\n')),
-         "; write one by torch.jit.script(module).save(path)");
-  }
-}
-
-// How many tensors its forward takes.
-size_t num_inputs(const torch::jit::Module& module, const std::string& path) {
-  const auto method = module.find_method("forward");
-  if (!method) fail(Kind::Io, "the module in '", path, "' has no forward()");
-  size_t count = 0;
-  for (const auto& argument : method->function().getSchema().arguments()) {
-    if (argument.name() == "self" || argument.default_value()) continue;
-    if (argument.type()->kind() != c10::TypeKind::TensorType)
-      fail(Kind::Io, "forward() of '", path, "' takes ", argument.type()->str(), " as '",
-           argument.name(), "', and tensors alone can be given");
-    ++count;
-  }
-  if (count < 1 || count > 2)
-    fail(Kind::Io, "forward() of '", path, "' takes ", count,
-         " arguments; to be trained it takes the samples, or samples and targets");
-  return count;
-}
-
 // The module's tensors under the names they have there: data parallelism then sees them.
 struct Script : torch::nn::Module {
   explicit Script(torch::jit::Module given, size_t inputs)
@@ -93,12 +63,41 @@ struct Script : torch::nn::Module {
 
 }  // namespace
 
+torch::jit::Module open_script(const std::string& path, at::Device device) {
+  if (!std::filesystem::exists(path))
+    fail(Kind::Io, "there is no '", path, "'; give a file that torch.jit.save has written");
+  try {
+    return torch::jit::load(path, device);
+  } catch (const std::exception& error) {
+    const std::string text = error.what();
+    fail(Kind::Io, "'", path, "' is no TorchScript module: ", text.substr(0, text.find('\n')),
+         "; write one by torch.jit.script(module).save(path)");
+  }
+}
+
+std::vector<std::string> inputs_of(const torch::jit::Module& module, const std::string& path) {
+  const auto method = module.find_method("forward");
+  if (!method) fail(Kind::Io, "the module in '", path, "' has no forward()");
+  std::vector<std::string> names;
+  for (const auto& argument : method->function().getSchema().arguments()) {
+    if (argument.name() == "self" || argument.default_value()) continue;
+    if (argument.type()->kind() != c10::TypeKind::TensorType)
+      fail(Kind::Io, "forward() of '", path, "' takes ", argument.type()->str(), " as '",
+           argument.name(), "', and tensors alone can be given");
+    names.push_back(argument.name());
+  }
+  return names;
+}
+
 Model make_script(const ScriptOptions& options) {
-  const auto first = open(options.path, at::kCPU);
-  const size_t inputs = num_inputs(first, options.path);
+  const auto first = open_script(options.path, at::kCPU);
+  const size_t inputs = inputs_of(first, options.path).size();
+  if (inputs < 1 || inputs > 2)
+    fail(Kind::Io, "forward() of '", options.path, "' takes ", inputs,
+         " arguments; to be trained it takes the samples, or samples and targets");
   Model model{.device = options.device};
   model.wants_target = inputs == 2;
-  model.whole = "the layers of a TorchScript module are not ours to cut";
+  model.why_whole = "the layers of a TorchScript module are not ours to cut";
   for (const auto& parameter : first.parameters()) model.num_parameters += parameter.numel();
   model.flops = 6.0 * double(model.num_parameters);
   model.input = {"x", at::kFloat, {}};
@@ -106,7 +105,8 @@ Model make_script(const ScriptOptions& options) {
   model.layers = [options, inputs](const TensorAxis&) {
     return std::vector<LayerFactory>{[=] {
       torch::jit::setGraphExecutorOptimize(false);
-      const auto module = std::make_shared<Script>(open(options.path, options.device), inputs);
+      const auto module =
+          std::make_shared<Script>(open_script(options.path, options.device), inputs);
       if (options.init)
         fill(*module, options.init, 0, nullptr, [](const std::string& key) { return "0." + key; });
       return layer(module);

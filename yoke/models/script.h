@@ -7,6 +7,10 @@
 
 #include "yoke/models/model.h"
 
+namespace torch::jit {
+struct Module;
+}
+
 namespace yoke::models {
 
 struct ScriptOptions {
@@ -17,5 +21,10 @@ struct ScriptOptions {
 
 // Throws Kind::Io where it is no such file, or forward takes something else.
 Model make_script(const ScriptOptions& options);
+
+// For whoever opens such a file: the module, and the names of the tensors that its forward must be
+// given. Throw Kind::Io.
+torch::jit::Module open_script(const std::string& path, at::Device device);
+std::vector<std::string> inputs_of(const torch::jit::Module& module, const std::string& path);
 
 }  // namespace yoke::models

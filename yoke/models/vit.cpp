@@ -78,13 +78,9 @@ Model make_vit(const VitOptions& given) {
                              .causal = false,
                              .gelu = "none"};
     const auto made = [=](const auto& module, int64_t place) {
-      const auto scale = [](const std::string& key) {
+      return placed(module, options, place, [](const std::string& key) {
         return is_norm(key) ? -1 : key.ends_with("bias") ? 0 : 0.02;
-      };
-      fill(*module, options.init, options.seed, scale,
-           [&](const std::string& key) { return cat(place, ".", key); });
-      module->to(options.device, options.dtype);
-      return module;
+      });
     };
     std::vector<LayerFactory> factories;
     factories.push_back([=] { return layer(made(std::make_shared<Patches>(options), 0)); });

@@ -102,6 +102,19 @@ class Architectures : public testing::Test {
   const fs::path folder_ = fs::path(testing::TempDir()) / cat("yoke_architectures_", ::getpid());
 };
 
+std::string refusal_of(const std::function<void()>& fn) {
+  try {
+    fn();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "it was taken";
+}
+
+void expect_part(const std::string& text, const std::string& part) {
+  EXPECT_NE(text.find(part), text.npos) << text;
+}
+
 // Six numbers, and which of three they are.
 class Sorted final : public data::Dataset {
  public:
@@ -223,12 +236,7 @@ def forward(self, x):
 
 TEST_F(Architectures, WhatATorchScriptFileCannotBe) {
   const auto refuses = [&](const std::string& path, const std::string& why) {
-    try {
-      models::make_script({.path = path});
-      ADD_FAILURE() << why;
-    } catch (const Error& error) {
-      EXPECT_NE(std::string(error.what()).find(why), std::string::npos) << error.what();
-    }
+    expect_part(refusal_of([&] { models::make_script({.path = path}); }), why);
   };
   refuses("nowhere.pt", "there is no 'nowhere.pt'");
   std::ofstream(folder_ / "text.pt") << "hello";
@@ -314,57 +322,45 @@ TEST_F(Architectures, FilesOfOthersAreOpenedByWhatTheyAre) {
       path, {.inputs = {models::parse_port("y:FP64[-1,8]"), models::parse_port("x:FP64[-1,6]")}});
   EXPECT_EQ(told->inputs()[0].name, "x");
   EXPECT_EQ(told->run({x, y})[0].size(0), 2);
-  const auto refusal = [&](auto fn) {
-    try {
-      fn();
-    } catch (const Error& error) {
-      return std::string(error.what());
-    }
-    return std::string("it was taken");
-  };
-  const auto has = [](const std::string& text, const std::string& part) {
-    EXPECT_NE(text.find(part), text.npos) << text;
-  };
-  has(refusal([&] { told->run({y, y}); }), "input 'x' wants FP64[-1,6], got FP64[2,8]");
-  has(refusal([&] { models::open_loadable(path, {.inputs = {models::parse_port("z:FP32[1]")}}); }),
-      "takes 'x', which no input was declared for");
-  has(refusal([] { models::parse_port("x:FP31[2]"); }), "there is no type 'FP31'");
-  has(refusal([] { models::parse_port("x:FP32[2,-3]"); }), "'-3' is no size");
+  expect_part(refusal_of([&] { told->run({y, y}); }), "input 'x' wants FP64[-1,6], got FP64[2,8]");
+  expect_part(refusal_of([&] {
+                models::open_loadable(path, {.inputs = {models::parse_port("z:FP32[1]")}});
+              }),
+              "takes 'x', which no input was declared for");
+  expect_part(refusal_of([] { models::parse_port("x:FP31[2]"); }), "there is no type 'FP31'");
+  expect_part(refusal_of([] { models::parse_port("x:FP32[2,-3]"); }), "'-3' is no size");
   std::ofstream(folder_ / "text.pt") << "hello";
-  has(refusal([&] { models::open_loadable(folder_ / "text.pt"); }), "is neither .pt nor .pt2");
-  has(refusal([&] { models::open_loadable(folder_ / "none.pt"); }), "there is no");
-  has(refusal([&] { models::open_loadable(folder_); }), "is no checkpoint");
+  expect_part(refusal_of([&] { models::open_loadable(folder_ / "text.pt"); }),
+              "is neither .pt nor .pt2");
+  expect_part(refusal_of([&] { models::open_loadable(folder_ / "none.pt"); }), "there is no");
+  expect_part(refusal_of([&] { models::open_loadable(folder_); }), "is no checkpoint");
 }
 
 TEST_F(Architectures, WhatACannotIsSaidWithWhatItCan) {
   const auto refusal = [](const std::vector<std::string>& words) {
-    try {
+    return refusal_of([&] {
       auto config = parse_config("", "x", words);
       settle(config);
       resolve(config, 2);
       open_data(config);
-    } catch (const Error& error) {
-      return std::string(error.what());
-    }
-    return std::string("it was taken");
+    });
   };
-  const auto has = [](const std::string& text, const std::string& part) {
-    EXPECT_NE(text.find(part), text.npos) << text;
-  };
-  has(refusal({"model.arch=resnet", "data.kind=synthetic", "plan=tensor"}),
-      "a resnet trains under plan=data, zero1, zero2, zero3, pipeline and layer");
-  has(refusal({"model.arch=resnet", "model.layers=20", "data.kind=synthetic"}),
-      "18, 34 or 50 layers, got 20");
+  expect_part(refusal({"model.arch=resnet", "data.kind=synthetic", "plan=tensor"}),
+              "a resnet trains under plan=data, zero1, zero2, zero3, pipeline and layer");
+  expect_part(refusal({"model.arch=resnet", "model.layers=20", "data.kind=synthetic"}),
+              "18, 34 or 50 layers, got 20");
   const std::string path = "model.path=" + script("def forward(self, x):\n    return x\n");
-  has(refusal({"model.arch=torchscript", path, "data.kind=synthetic", "plan=pipeline"}),
-      "a TorchScript module is one layer; it trains under plan=data, zero1, zero2, zero3");
-  has(refusal({"model.arch=torchscript", path, "data.kind=synthetic", "plan=tensor"}),
-      "trains under plan=data, zero1, zero2, zero3");
-  has(refusal({"model.arch=torchscript", "data.kind=synthetic"}), "model.path: give the file");
-  has(refusal({"model.arch=vit", "data.kind=text"}), "a vit takes images or synthetic, not text");
-  has(refusal({"model.arch=gpt", "data.kind=images", "data.path=x"}), "there is no 'x'");
-  has(refusal({"model.arch=vit", "model.size=8", "model.patch=3", "data.kind=synthetic"}),
-      "a patch that divides size");
+  expect_part(refusal({"model.arch=torchscript", path, "data.kind=synthetic", "plan=pipeline"}),
+              "a TorchScript module is one layer; it trains under plan=data, zero1, zero2, zero3");
+  expect_part(refusal({"model.arch=torchscript", path, "data.kind=synthetic", "plan=tensor"}),
+              "trains under plan=data, zero1, zero2, zero3");
+  expect_part(refusal({"model.arch=torchscript", "data.kind=synthetic"}),
+              "model.path: give the file");
+  expect_part(refusal({"model.arch=vit", "data.kind=text"}),
+              "a vit takes images or synthetic, not text");
+  expect_part(refusal({"model.arch=gpt", "data.kind=images", "data.path=x"}), "there is no 'x'");
+  expect_part(refusal({"model.arch=vit", "model.size=8", "model.patch=3", "data.kind=synthetic"}),
+              "a patch that divides size");
 }
 
 }  // namespace yoke::train

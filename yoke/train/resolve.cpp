@@ -115,8 +115,8 @@ std::pair<plan::Plan, Sizes> resolve(const Config& config, int ranks) {
     fail(Kind::Config, "plan.recompute: gpt, llama and vit can be computed again, not ", arch);
   if (plan.sequence && !model.can_scatter)
     fail(Kind::Config, "plan.sequence_parallel: a ", arch, " has no sequence of tokens to cut");
-  if (plan.tp > 1 && !model.whole.empty())
-    fail(Kind::Config, "plan.tp = ", plan.tp, ": ", model.whole, "; a ", arch,
+  if (plan.tp > 1 && !model.why_whole.empty())
+    fail(Kind::Config, "plan.tp = ", plan.tp, ": ", model.why_whole, "; a ", arch,
          " trains under plan=data, zero1, zero2, zero3",
          arch == "torchscript" ? "" : ", pipeline and layer");
   if (plan.pp > 1 && arch == "torchscript")
@@ -139,6 +139,10 @@ std::pair<plan::Plan, Sizes> resolve(const Config& config, int ranks) {
 }
 
 namespace {
+
+void usual(int64_t& value, int64_t number) {
+  if (value == 0) value = number;
+}
 
 bool is_words(const ModelConfig& model) { return model.arch == "gpt" || model.arch == "llama"; }
 
@@ -207,9 +211,6 @@ void settle_words(Config& config) {
 
 void settle_images(Config& config) {
   auto& [model, data, train, plan, checkpoint, run] = config;
-  const auto usual = [](int64_t& value, int64_t number) {
-    if (value == 0) value = number;
-  };
   if (data.kind == "images" && model.classes * model.size * model.channels == 0) {
     const auto images = open_images(config);
     if (images->height() != images->width())
@@ -234,9 +235,6 @@ void settle_images(Config& config) {
 
 void settle(Config& config) {
   auto& model = config.model;
-  const auto usual = [](int64_t& value, int64_t number) {
-    if (value == 0) value = number;
-  };
   if (!model.init.empty() && !is_words(model))
     fail(Kind::Config, "model.init: a ", model.arch,
          " does not begin with a Hugging Face folder; gpt and llama do");
@@ -321,8 +319,7 @@ models::Architecture architecture(const Config& config, at::Device device) {
 
 std::shared_ptr<const data::Tokenizer> open_tokenizer(const Config& config) {
   const auto& [tokenizer, init] = std::tie(config.data.tokenizer, config.model.init);
-  if (tokenizer == "bytes" || (tokenizer.empty() && init.empty())) return data::byte_tokenizer();
-  return data::open_tokenizer(tokenizer.empty() ? init : tokenizer);
+  return data::open_tokenizer(!tokenizer.empty() ? tokenizer : !init.empty() ? init : "bytes");
 }
 
 std::shared_ptr<data::Dataset> open_data(const Config& config) {

@@ -28,6 +28,18 @@ models::Model small_gpt(at::ScalarType dtype = at::kDouble) {
       {.layers = 4, .dim = 16, .heads = 4, .vocab = 24, .seq = 8, .dtype = dtype});
 }
 
+models::Model small_llama(int64_t layers, int64_t kv_heads) {
+  return models::make_llama({.layers = layers,
+                             .dim = 16,
+                             .heads = 8,
+                             .vocab = 24,
+                             .seq = 8,
+                             .kv_heads = kv_heads,
+                             .ffn = 24,
+                             .qkv_bias = true,
+                             .dtype = at::kDouble});
+}
+
 void on_ranks(int ranks, Trainer& trainer) {
   comm::run_ranks(ranks, [&](Communicator& world) { EXPECT_EQ(trainer.fit(world), 0); },
                   {.threads_per_rank = 1});
@@ -78,15 +90,7 @@ const std::vector<std::string> kPlans = {
 
 // Shared keys and values, a gate and rotary positions, under every plan what they are on one rank.
 TEST_F(Training, LlamaIsTheSameUnderEveryPlan) {
-  const auto llama = models::make_llama({.layers = 4,
-                                         .dim = 16,
-                                         .heads = 8,
-                                         .vocab = 24,
-                                         .seq = 8,
-                                         .kv_heads = 4,
-                                         .ffn = 24,
-                                         .qkv_bias = true,
-                                         .dtype = at::kDouble});
+  const auto llama = small_llama(4, 4);
   const auto truth = train(llama, {.steps = 3});
   EXPECT_LT(truth.at(3), truth.at(1));
   for (const auto& text : kPlans) {
@@ -97,14 +101,7 @@ TEST_F(Training, LlamaIsTheSameUnderEveryPlan) {
 
 // The whole matrix of eight ranks: every pp x dp x tp, with schedules and stages of ZeRO in turn.
 TEST_F(TrainingSlow, LlamaUnderEveryPlanOfEight) {
-  const auto llama = models::make_llama({.layers = 6,
-                                         .dim = 16,
-                                         .heads = 8,
-                                         .vocab = 24,
-                                         .seq = 8,
-                                         .kv_heads = 8,
-                                         .ffn = 24,
-                                         .dtype = at::kDouble});
+  const auto llama = small_llama(6, 8);
   const auto truth = train(llama, {.steps = 2});
   const std::vector<std::string> schedules{"1f1b", "gpipe", "interleaved", "zb-h1", "zbv"};
   size_t number = 0;

@@ -63,8 +63,8 @@ def tokenize(arguments):
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(arguments.tokenizer)
-    text = open(arguments.text, "rb").read().decode(errors="replace")
-    parts = [text[i : i + 100000] for i in range(0, len(text), 100000)]
+    text = open(arguments.text, "rb").read()
+    parts = [text[i : i + 100000].decode(errors="replace") for i in range(0, len(text), 100000)]
 
     def run(count):
         total = 0

@@ -20,6 +20,12 @@ if(TARGET yoke_program)
   target_link_options(yoke_program PRIVATE -Wl,--disable-new-dtags)
   set_target_properties(yoke_program PROPERTIES INSTALL_RPATH "$ORIGIN/../../lib")
   install(TARGETS yoke_program RUNTIME DESTINATION libexec/yoke COMPONENT runtime)
+  if(TARGET yoke_grpc)
+    target_link_options(yoke_grpc PRIVATE -Wl,--disable-new-dtags)
+    set_target_properties(yoke_grpc PROPERTIES INSTALL_RPATH "$ORIGIN/../../lib")
+    install(TARGETS yoke_grpc LIBRARY DESTINATION libexec/yoke COMPONENT runtime)
+    set(YOKE_GRPC_MODULE "$<TARGET_FILE:yoke_grpc>")
+  endif()
   install(PROGRAMS ${PROJECT_SOURCE_DIR}/tools/launcher.sh DESTINATION bin RENAME yoke COMPONENT runtime)
   install(DIRECTORY ${PROJECT_SOURCE_DIR}/bench/peers DESTINATION share/yoke COMPONENT runtime
     PATTERN __pycache__ EXCLUDE)
@@ -27,8 +33,12 @@ if(TARGET yoke_program)
     DESTINATION share/yoke COMPONENT runtime)
   file(WRITE ${PROJECT_BINARY_DIR}/torch_path "${YOKE_TORCH}\n")
   install(FILES ${PROJECT_BINARY_DIR}/torch_path DESTINATION share/yoke COMPONENT local)
+  install(CODE "set(module \"${YOKE_GRPC_MODULE}\")" COMPONENT bundle EXCLUDE_FROM_ALL)
   install(CODE [[
-    file(GET_RUNTIME_DEPENDENCIES EXECUTABLES "$<TARGET_FILE:yoke_program>"
+    if(module)
+      set(module MODULES "${module}")
+    endif()
+    file(GET_RUNTIME_DEPENDENCIES EXECUTABLES "$<TARGET_FILE:yoke_program>" ${module}
       RESOLVED_DEPENDENCIES_VAR libraries UNRESOLVED_DEPENDENCIES_VAR missing
       PRE_EXCLUDE_REGEXES "^libtorch" "^libc10" "^ld-linux" "^lib(c|m|dl|rt|pthread|gcc_s|stdc\\+\\+)\\.so")
     if(missing)

@@ -14,6 +14,7 @@
 #include "yoke/cli/bench_data.h"
 #include "yoke/cli/bench_files.h"
 #include "yoke/cli/bench_mesh.h"
+#include "yoke/cli/bench_serve.h"
 #include "yoke/cli/bench_train.h"
 #include "yoke/cli/bench_turns.h"
 #include "yoke/cli/environment.h"
@@ -259,6 +260,7 @@ void add_bench(CLI::App& app) {
   data->callback([chosen] { bench_data(*chosen); });
   add_bench_mesh(*verb);
   add_bench_train(*verb);
+  add_bench_serve(*verb);
   add_bench_files(*verb);
 }
 

@@ -12,11 +12,11 @@
 #include "yoke/base/text.h"
 #include "yoke/cli/environment.h"
 #include "yoke/cli/job_progress.h"
-#include "yoke/data/text_stream.h"
 #include "yoke/models/generate.h"
 #include "yoke/observe/json_lines.h"
 #include "yoke/parallel/passing.h"
 #include "yoke/train/resolve.h"
+#include "yoke/train/words.h"
 
 namespace yoke::cli {
 namespace {
@@ -36,15 +36,6 @@ at::Device device_of(const std::string& word) {
                                                : at::Device(at::kCPU);
 }
 
-// The config that the model was trained with; of a Hugging Face folder one that begins with it.
-train::Config config_of(const models::Opened& opened, const Options& options) {
-  auto overrides = options.overrides;
-  if (opened.values.contains("config"))
-    return train::parse_config(opened.values.at("config"), opened.folder.string(), overrides);
-  overrides.push_back("model.init=" + opened.folder.string());
-  return train::parse_config("", "the command line", overrides);
-}
-
 at::ScalarType type_of(const std::string& word) {
   return word == "bf16" ? at::kBFloat16 : word == "fp16" ? at::kHalf : at::kFloat;
 }
@@ -52,53 +43,38 @@ at::ScalarType type_of(const std::string& word) {
 void generate(const Options& options) {
   options.generate.sampling.check();
   const auto opened = models::open_model(options.path);
-  auto config = config_of(opened, options);
-  if (!options.tokenizer.empty()) config.data.tokenizer = options.tokenizer;
-  if (config.data.tokenizer.empty() && config.data.kind != "text")
-    fail(Kind::Usage, "the model in '", options.path, "' was not trained on text but on ",
-         config.data.kind, "; give the tokenizer of its tokens by --tokenizer, or bytes");
-  const auto tokenizer = train::open_tokenizer(config);
+  const auto words = train::words_of(opened, options.tokenizer);
   std::string prompt = options.prompt;
   if (prompt == "-") prompt.assign(std::istreambuf_iterator<char>(std::cin), {});
-  auto settings = options.generate;
-  settings.end = tokenizer->end();
-  if (!settings.end && config.data.documents)
-    settings.end = config.data.kind == "tokens" ? config.data.end : 0;
-  auto tokens = tokenizer->encode(prompt);
-  if (tokens.empty()) tokens = {settings.end.value_or('\n')};
   const models::Whole model(opened.architecture, device_of(options.device), type_of(options.dtype));
-  data::TextStream stream(tokenizer);
-  const auto print = [&](const std::string& text) {
+  const auto print = [&](std::string_view text) {
     if (options.json) return;
     std::fwrite(text.data(), 1, text.size(), stdout);
     std::fflush(stdout);
   };
   print(prompt);
   std::string text;
-  settings.on_token = [&](int64_t token) {
-    if (token == settings.end) return true;
-    const std::string more = stream.add(token);
-    text += more;
-    print(more);
-    return std::ferror(stdout) == 0;
-  };
-  const auto result = models::generate(model, tokens, settings);
-  const std::string rest = stream.finish();
-  text += rest;
-  print(rest + "\n");
+  const auto [given, result] =
+      train::write_text(model, words, prompt, options.generate, [&](std::string_view more) {
+        text += more;
+        print(more);
+        return std::ferror(stdout) == 0;
+      });
+  print("\n");
   if (options.json) {
     std::cout
         << observe::JsonObject({{"prompt", prompt}, {"text", text}, {"tokens", result}}).text()
         << "\n";
   }
-  if (int64_t(result.size()) < settings.tokens && !result.empty() && result.back() != settings.end)
-    std::cerr << "yoke: after " << tokens.size() + result.size()
+  if (int64_t(result.size()) < options.generate.tokens && !result.empty() &&
+      result.back() != words.end)
+    std::cerr << "yoke: after " << given + result.size()
               << " tokens the model knows no more positions\n";
 }
 
 void eval(const Options& options) {
   const auto opened = models::open_model(options.path);
-  auto config = config_of(opened, options);
+  auto config = train::config_of(opened, options.overrides);
   train::settle(config);
   const auto whole = train::open_data(config);
   const int64_t kept = int64_t(double(whole->size()) * config.data.val_fraction);

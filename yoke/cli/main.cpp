@@ -21,6 +21,8 @@
 #include "yoke/cli/flight_watch.h"
 #include "yoke/cli/generate.h"
 #include "yoke/cli/schedule.h"
+#include "yoke/cli/serve.h"
+#include "yoke/cli/top.h"
 #include "yoke/cli/trace.h"
 #include "yoke/cli/train.h"
 #include "yoke/comm/run_processes.h"
@@ -65,7 +67,9 @@ int main(int argc, char** argv) {
   yoke::cli::add_generate(app);
   yoke::cli::add_eval(app);
   yoke::cli::add_data(app);
+  yoke::cli::add_serve(app);
   yoke::cli::add_checkpoint(app);
+  yoke::cli::add_top(app);
   yoke::cli::add_trace(app);
   yoke::cli::add_demo(app);
   yoke::cli::add_bench(app);

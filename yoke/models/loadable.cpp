@@ -3,10 +3,14 @@
 
 #include <c10/core/InferenceMode.h>
 #include <caffe2/serialize/inline_container.h>
+#include <sys/utsname.h>
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
 #include <torch/csrc/jit/api/module.h>
+#include <torch/csrc/jit/passes/inliner.h>
 
 #include <algorithm>
+#include <fstream>
+#include <nlohmann/json.hpp>
 #include <set>
 
 #include "yoke/base/error.h"
@@ -37,74 +41,183 @@ bool has_part(const std::vector<std::string>& parts, const std::string& text) {
   return std::ranges::any_of(parts, [&](const auto& part) { return part.find(text) != part.npos; });
 }
 
+// Lists, dictionaries and objects within attributes hold more of them.
+void flatten(const c10::IValue& value, std::vector<c10::IValue>& flat) {
+  if (value.isModule()) return;  // its own attributes are listed
+  if (value.isList()) {
+    for (const auto& item : value.toListRef()) flatten(item, flat);
+  } else if (value.isTuple()) {
+    for (const auto& item : value.toTupleRef().elements()) flatten(item, flat);
+  } else if (value.isGenericDict()) {
+    for (const auto& item : value.toGenericDict()) flatten(item.value(), flat);
+  } else if (value.isObject()) {
+    for (const auto& item : value.toObjectRef().slots()) flatten(item, flat);
+  } else {
+    flat.push_back(value);
+  }
+}
+
+bool sets_attributes(at::ArrayRef<const torch::jit::Block*> blocks) {
+  for (const auto* block : blocks)
+    for (const auto* node : block->nodes())
+      if (node->kind() == c10::prim::SetAttr || sets_attributes(node->blocks())) return true;
+  return false;
+}
+
 class Script final : public Loadable {
  public:
   Script(const path& file, const LoadOptions& options)
-      : Loadable(file.string()), module_(open_script(name_, options.device)) {
+      : Loadable(file.string(), "pytorch_torchscript"),
+        module_(open_script(name_, options.device)) {
     module_.eval();
-    for (auto& name : inputs_of(module_, name_)) inputs_.push_back({.name = std::move(name)});
+    const auto place = [&](const at::Tensor& tensor) {
+      if (options.dtype != at::kFloat && at::isFloatingType(tensor.scalar_type()))
+        tensor.set_data(tensor.to(options.dtype));
+      bytes_ += tensor.nbytes();
+    };
+    for (const auto& tensor : module_.parameters()) place(tensor);
+    for (const auto& tensor : module_.buffers()) place(tensor);
+    for (const auto& argument : inputs_of(module_, name_)) {
+      const std::string type = argument.type()->str();
+      if (type != "Tensor" && type != "str[]" && type != "int" && type != "float" && type != "bool")
+        fail(Kind::Io, "forward() of '", name_, "' takes ", type, " as '", argument.name(),
+             "', and tensors, numbers and List[str] alone can be given");
+      inputs_.push_back({.name = argument.name()});
+      types_.push_back(type);
+    }
     declared_ = !options.inputs.empty();
-    if (!declared_) return;
+    outputs_ = options.outputs;
+    if (declared_) declare(options.inputs);
+  }
+
+  c10::IValue call(std::vector<c10::IValue> inputs) override {
+    for (size_t i = 0; i < inputs.size(); ++i) inputs[i] = as_argument(i, std::move(inputs[i]));
+    return module_.forward(std::move(inputs));
+  }
+
+  std::vector<c10::IValue> state() const override {
+    std::vector<c10::IValue> flat;
+    for (const auto& attribute : module_.attributes()) flatten(attribute, flat);
+    return flat;
+  }
+
+  bool sets_state() const override {
+    const auto graph = module_.get_method("forward").graph()->copy();
+    torch::jit::Inline(*graph);
+    return sets_attributes(graph->block());
+  }
+
+  std::unique_ptr<Loadable> copy() const override {
+    auto other = std::make_unique<Script>(*this);
+    c10::IValue::HashIdentityIValueMap shared;
+    for (const auto& tensor : module_.parameters()) shared.emplace(tensor, tensor);
+    other->module_ = torch::jit::Module(module_._ivalue()->deepcopy(shared));
+    return other;
+  }
+
+ private:
+  void declare(const std::vector<Port>& told) {
     std::set<std::string> known;
-    for (auto& input : inputs_) {
+    for (size_t i = 0; i < inputs_.size(); ++i) {
+      auto& input = inputs_[i];
       known.insert(input.name);
-      const auto told = std::ranges::find(options.inputs, input.name, &Port::name);
-      if (told == options.inputs.end())
+      const auto found = std::ranges::find(told, input.name, &Port::name);
+      if (found == told.end())
         fail(Kind::Usage, "forward() of '", name_, "' takes '", input.name,
              "', which no input was declared for");
-      input = *told;
+      if ((types_[i] == "str[]") != (found->type == plan::Type::Bytes))
+        fail(Kind::Usage, "forward() of '", name_, "' takes ", types_[i], " as '", input.name,
+             "', and it was declared as ", found->wanted(), "; BYTES is List[str] there");
+      input = *found;
     }
-    for (const auto& input : options.inputs)
+    for (const auto& input : told)
       if (!known.contains(input.name))
         fail(Kind::Usage, "forward() of '", name_, "' takes no '", input.name, "'; it takes ",
              join({known.begin(), known.end()}, ", "));
-    outputs_ = options.outputs;
   }
 
- private:
-  std::vector<at::Tensor> compute(const std::vector<at::Tensor>& inputs) override {
-    const c10::IValue result = module_.forward({inputs.begin(), inputs.end()});
-    if (result.isTensor()) return {result.toTensor()};
-    std::vector<at::Tensor> tensors;
-    if (result.isTensorList()) return result.toTensorVector();
-    if (result.isTuple())
-      for (const auto& part : result.toTupleRef().elements())
-        if (part.isTensor()) tensors.push_back(part.toTensor());
-    if (tensors.empty())
-      fail(Kind::Usage, "forward() of '", name_, "' gives ", result.tagKind(), ", not tensors");
-    return tensors;
+  c10::IValue as_argument(size_t i, c10::IValue value) const {
+    const std::string& type = types_[i];
+    const bool strings = type == "str[]";
+    if (strings != value.isList())
+      fail(Kind::Usage, "'", name_, "': input '", inputs_[i].name, "' is ", type, ", and got ",
+           value.isList() ? "BYTES" : "a tensor");
+    if (strings || type == "Tensor") return value;
+    const at::Tensor& tensor = value.toTensor();
+    if (tensor.numel() != 1)
+      fail(Kind::Usage, "'", name_, "': input '", inputs_[i].name, "' is ", type,
+           ": wanted one element, got ", tensor.numel());
+    const at::Scalar number = tensor.item();
+    if (type == "int") return number.toLong();
+    return type == "float" ? c10::IValue(number.toDouble()) : c10::IValue(number.toBool());
   }
+
   torch::jit::Module module_;
+  std::vector<std::string> types_ = {};  // of the arguments
 };
+
+// What of the processor's features a package was compiled for is not there.
+std::string missing_feature(const std::string& wanted) {
+  std::ifstream file("/proc/cpuinfo");
+  std::set<std::string> have;
+  for (std::string line; have.empty() && std::getline(file, line);)
+    if (line.starts_with("flags") || line.starts_with("Features"))
+      for (const auto& word : split(line, ' ')) have.insert(word);
+  for (std::string word : split(wanted, ' ')) {
+    std::ranges::transform(word, word.begin(), [](unsigned char c) { return char(tolower(c)); });
+    if (word == "avx512") word = "avx512f";
+    if ((word.starts_with("avx") || word.starts_with("amx")) && !have.contains(word)) return word;
+  }
+  return "";
+}
 
 class Package final : public Loadable {
  public:
-  Package(const path& file, const LoadOptions& options) : Loadable(file.string()) {
+  Package(const path& file, const LoadOptions& options) : Loadable(file.string(), "torch_aoti") {
     if (options.inputs.empty())
       fail(Kind::Io, "'", name_,
-           "' is compiled and checks no input itself: declare them, as x:FP32[-1,3,224,224]");
+           "' is compiled and checks no input itself: declare them, as "
+           "input = [\"x:FP32[-1,3,224,224]\"]");
+    if (options.dtype != at::kFloat)
+      fail(Kind::Usage, "'", name_, "' is compiled, and its precision with it");
     inputs_ = options.inputs;
     outputs_ = options.outputs;
-    using torch::inductor::AOTIModelPackageLoader;
+    bytes_ = std::filesystem::file_size(file);
+    auto metadata = package_metadata(file);
     try {
-      const auto metadata =
-          AOTIModelPackageLoader::load_metadata_from_package(file.string(), "model");
-      const auto made_for = metadata.find("AOTI_DEVICE_KEY");
-      const std::string device = options.device.is_cuda() ? "cuda" : "cpu";
-      if (made_for != metadata.end() && made_for->second != device)
-        fail(Kind::Io, "it was compiled for ", made_for->second, ", and is to run on ", device,
-             "; compile it there");
-      loader_ = std::make_unique<AOTIModelPackageLoader>(
+      check_machine(metadata, options.device);
+      // It unpacks below TMPDIR, and clears up when it ends.
+      loader_ = std::make_unique<torch::inductor::AOTIModelPackageLoader>(
           file.string(), "model", /*run_single_threaded=*/false, /*num_runners=*/1,
           options.device.has_index() ? options.device.index() : c10::DeviceIndex(-1));
     } catch (const std::exception& error) {
-      fail(Kind::Io, "'", name_, "' cannot be loaded: ", first_line(error));
+      const auto& capability = metadata["AOTI_COMPUTE_CAPABILITY"];
+      fail(Kind::Io, "'", name_, "' cannot be loaded: ", first_line(error),
+           capability.empty() ? "" : "; it was compiled for compute capability ", capability);
     }
   }
 
+  c10::IValue call(std::vector<c10::IValue> inputs) override {
+    std::vector<at::Tensor> tensors;
+    for (const auto& input : inputs) tensors.push_back(input.toTensor());
+    return loader_->run(tensors);
+  }
+
  private:
-  std::vector<at::Tensor> compute(const std::vector<at::Tensor>& inputs) override {
-    return loader_->run(inputs);
+  static void check_machine(std::map<std::string, std::string>& metadata, at::Device device) {
+    const auto same = [&](const char* key, const std::string& here) {
+      const auto& made_for = metadata[key];
+      if (!made_for.empty() && made_for != here)
+        fail(Kind::Io, "it was compiled for ", made_for, ", and is to run on ", here,
+             "; compile it there");
+    };
+    same("AOTI_DEVICE_KEY", device.is_cuda() ? "cuda" : "cpu");
+    utsname host = {};
+    if (::uname(&host) == 0) same("AOTI_MACHINE", host.machine);
+    const auto missing = missing_feature(metadata["AOTI_CPU_ISA"]);
+    if (!missing.empty())
+      fail(Kind::Io, "it was compiled for ", metadata["AOTI_CPU_ISA"],
+           ", and this processor has no ", missing, "; compile it here");
   }
   std::unique_ptr<torch::inductor::AOTIModelPackageLoader> loader_;
 };
@@ -112,16 +225,26 @@ class Package final : public Loadable {
 class Ours final : public Loadable {
  public:
   Ours(const path& folder, const LoadOptions& options)
-      : Loadable(folder.string()), model_(open_model(folder).architecture, options.device) {
+      : Loadable(folder.string(), "yoke"),
+        model_(open_model(folder).architecture, options.device, options.dtype) {
+    if (options.dtype != at::kFloat && std::holds_alternative<ScriptOptions>(model_.architecture()))
+      fail(Kind::Usage, "'", name_, "' is of TorchScript, and computes in what it was written for");
     inputs_ = {model_.model().input};
     outputs_ = {model_.model().output};
     declared_ = !inputs_[0].shape.empty();  // a module of TorchScript does not say
+    bytes_ = uint64_t(model_.model().num_parameters) * c10::elementSize(options.dtype);
+    if (declared_ || options.inputs.empty()) return;
+    inputs_ = options.inputs;
+    outputs_ = options.outputs;
+    declared_ = true;
   }
 
- private:
-  std::vector<at::Tensor> compute(const std::vector<at::Tensor>& inputs) override {
-    return {model_.forward(inputs[0])};
+  c10::IValue call(std::vector<c10::IValue> inputs) override {
+    return model_.forward(inputs[0].toTensor());
   }
+  const Whole* whole() const override { return &model_; }
+
+ private:
   const Whole model_;
 };
 
@@ -131,27 +254,55 @@ std::vector<at::Tensor> Loadable::run(const std::vector<at::Tensor>& inputs) {
   if (inputs.size() != inputs_.size())
     fail(Kind::Usage, "'", name_, "' takes ", inputs_.size(), " inputs, got ", inputs.size());
   if (declared_)
-    for (size_t i = 0; i < inputs.size(); ++i) inputs_[i].check(inputs[i], "'" + name_ + "'");
+    for (size_t i = 0; i < inputs.size(); ++i) check(inputs_[i], inputs[i], "'" + name_ + "'");
   const c10::InferenceMode no_gradients;
-  return compute(inputs);
+  const c10::IValue result = call({inputs.begin(), inputs.end()});
+  if (result.isTensor()) return {result.toTensor()};
+  if (result.isTensorList()) return result.toTensorVector();
+  std::vector<at::Tensor> tensors;
+  if (result.isTuple())
+    for (const auto& part : result.toTupleRef().elements())
+      if (part.isTensor()) tensors.push_back(part.toTensor());
+  if (tensors.empty())
+    fail(Kind::Usage, "forward() of '", name_, "' gives ", result.tagKind(), ", not tensors");
+  return tensors;
 }
 
-std::unique_ptr<Loadable> open_loadable(const path& file, const LoadOptions& options) {
+FileKind kind_of(const path& file) {
   if (!std::filesystem::exists(file)) fail(Kind::Io, "there is no '", file.string(), "'");
-  if (std::filesystem::is_directory(file)) return std::make_unique<Ours>(file, options);
+  if (std::filesystem::is_directory(file)) return FileKind::Folder;
   const auto parts = parts_of(file);
-  if (has_part(parts, "aotinductor/")) return std::make_unique<Package>(file, options);
+  if (has_part(parts, "aotinductor/")) return FileKind::Package;
   if (has_part(parts, "models/model.json") || has_part(parts, "serialized_exported_program.json"))
     fail(Kind::Io, "'", file.string(),
          "' is an export that is not compiled; in Python: torch._inductor.aoti_compile_and_package("
          "torch.export.load('",
          file.filename().string(), "'), package_path='compiled.pt2')");
-  if (has_part(parts, "constants.pkl")) return std::make_unique<Script>(file, options);
+  if (has_part(parts, "constants.pkl")) return FileKind::Script;
   if (has_part(parts, "data.pkl"))
     fail(Kind::Io, "'", file.string(),
          "' has weights alone, without a program; save the module by "
          "torch.jit.script(module).save(path)");
   fail(Kind::Io, "'", file.string(), "' is neither TorchScript nor a compiled .pt2");
+}
+
+std::map<std::string, std::string> package_metadata(const path& file) {
+  caffe2::serialize::PyTorchStreamReader reader(file.string());
+  for (const auto& name : reader.getAllRecords()) {
+    if (!name.ends_with("wrapper_metadata.json")) continue;
+    const auto [data, size] = reader.getRecord(name);
+    const auto* text = static_cast<const char*>(data.get());
+    const auto json = nlohmann::json::parse(text, text + size, nullptr, /*allow_exceptions=*/false);
+    if (json.is_object()) return json.get<std::map<std::string, std::string>>();
+  }
+  return {};
+}
+
+std::unique_ptr<Loadable> open_loadable(const path& file, const LoadOptions& options) {
+  const auto kind = kind_of(file);
+  if (kind == FileKind::Folder) return std::make_unique<Ours>(file, options);
+  if (kind == FileKind::Package) return std::make_unique<Package>(file, options);
+  return std::make_unique<Script>(file, options);
 }
 
 }  // namespace yoke::models

@@ -49,13 +49,13 @@ Model make_mlp(const MlpOptions& given) {
   model.cut = {{ffn, "of ffn"}};
   model.costs.assign(size_t(layers), double(2 * dim * ffn));
   if (sorts) {
-    model.input = {"x", at::kFloat, {-1}};
-    model.input.shape.insert(model.input.shape.end(), sample.begin(), sample.end());
+    model.input = port("x", plan::Type::Fp32, {-1});
+    for (const int64_t size : sample) model.input.shape.push_back({size, size});
     model.costs.insert(model.costs.begin(), double(inputs * dim));
     model.costs.push_back(double(dim * classes));
   } else {
-    model.input = {"x", at::kFloat, {-1, dim}};
-    model.output = {"y", at::kFloat, {-1, dim}};
+    model.input = port("x", plan::Type::Fp32, {-1, dim});
+    model.output = port("y", plan::Type::Fp32, {-1, dim});
     model.loss_sum = [](const at::Tensor& output, const at::Tensor& target, const TensorAxis&) {
       return (output - target).square().mean(-1).sum();
     };

@@ -61,7 +61,7 @@ void fill(torch::nn::Module& module, const Init& init, uint64_t seed, const Scal
 Model classifier(int64_t classes, at::Device device) {
   if (classes < 2)
     fail(Kind::Config, "a model that sorts wants two classes or more, got ", classes);
-  Model model{.device = device, .output = {"logits", at::kFloat, {-1, classes}}};
+  Model model{.device = device, .output = port("logits", plan::Type::Fp32, {-1, classes})};
   // Every rank of a layer has all classes.
   model.loss_sum = [](const at::Tensor& logits, const at::Tensor& target,
                       const parallel::TensorAxis&) {

@@ -1,25 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a model takes and gives: names, types and shapes, as the Open Inference Protocol calls them.
+// Ports (plan/port.h) as tensors fill them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
-#include <string>
-#include <vector>
+#include "yoke/plan/port.h"
 
 namespace yoke::models {
 
-struct Port {
-  std::string name = {};
-  at::ScalarType dtype = at::kFloat;
-  std::vector<int64_t> shape = {};  // -1: any size; the first is the number of samples
+using plan::parse_port;
+using plan::Port;
 
-  std::string text() const;  // "x:FP32[-1,3,224,224]"
-  // Throws Kind::Usage with what was got and wanted; `who` begins the text.
-  void check(const at::Tensor& value, const std::string& who) const;
-};
-// The other way round; throws Kind::Usage.
-Port parse_port(const std::string& text);
-std::string type_name(at::ScalarType type);  // "FP32"
+Port port(std::string name, plan::Type type, const std::vector<int64_t>& sizes);  // -1: any
+// Of Type::Bytes, and of a dtype that is no type of the protocol: they throw Kind::Usage.
+at::ScalarType dtype_of(plan::Type type);
+plan::Type type_of(at::ScalarType dtype);
+// Throws Kind::Usage with what was got and wanted; `who` begins the text.
+void check(const Port& port, const at::Tensor& value, const std::string& who);
 
 }  // namespace yoke::models

@@ -121,7 +121,7 @@ Model make_resnet(const ResnetOptions& options) {
          channels, " and ", size);
   Model model = classifier(classes, device);
   const auto places = places_of(options);
-  model.input = {"image", at::kFloat, {-1, channels, -1, -1}};
+  model.input = port("image", plan::Type::Fp32, {-1, channels, -1, -1});
   model.why_whole = "convolutions are not cut";
   // Weights, and products for one image, of each layer.
   int64_t side = size <= kSmall ? size : (size + 1) / 2;

@@ -75,23 +75,23 @@ torch::jit::Module open_script(const std::string& path, at::Device device) {
   }
 }
 
-std::vector<std::string> inputs_of(const torch::jit::Module& module, const std::string& path) {
+std::vector<c10::Argument> inputs_of(const torch::jit::Module& module, const std::string& path) {
   const auto method = module.find_method("forward");
   if (!method) fail(Kind::Io, "the module in '", path, "' has no forward()");
-  std::vector<std::string> names;
-  for (const auto& argument : method->function().getSchema().arguments()) {
-    if (argument.name() == "self" || argument.default_value()) continue;
-    if (argument.type()->kind() != c10::TypeKind::TensorType)
-      fail(Kind::Io, "forward() of '", path, "' takes ", argument.type()->str(), " as '",
-           argument.name(), "', and tensors alone can be given");
-    names.push_back(argument.name());
-  }
-  return names;
+  std::vector<c10::Argument> inputs;
+  for (const auto& argument : method->function().getSchema().arguments())
+    if (argument.name() != "self" && !argument.default_value()) inputs.push_back(argument);
+  return inputs;
 }
 
 Model make_script(const ScriptOptions& options) {
   const auto first = open_script(options.path, at::kCPU);
-  const size_t inputs = inputs_of(first, options.path).size();
+  const auto arguments = inputs_of(first, options.path);
+  for (const auto& argument : arguments)
+    if (argument.type()->kind() != c10::TypeKind::TensorType)
+      fail(Kind::Io, "forward() of '", options.path, "' takes ", argument.type()->str(), " as '",
+           argument.name(), "', and tensors alone can be given");
+  const size_t inputs = arguments.size();
   if (inputs < 1 || inputs > 2)
     fail(Kind::Io, "forward() of '", options.path, "' takes ", inputs,
          " arguments; to be trained it takes the samples, or samples and targets");
@@ -100,8 +100,8 @@ Model make_script(const ScriptOptions& options) {
   model.why_whole = "the layers of a TorchScript module are not ours to cut";
   for (const auto& parameter : first.parameters()) model.num_parameters += parameter.numel();
   model.flops = 6.0 * double(model.num_parameters);
-  model.input = {"x", at::kFloat, {}};
-  model.output = {"y", at::kFloat, {}};
+  model.input = {.name = "x"};
+  model.output = {.name = "y"};
   model.layers = [options, inputs](const TensorAxis&) {
     return std::vector<LayerFactory>{[=] {
       torch::jit::setGraphExecutorOptimize(false);

@@ -7,6 +7,9 @@
 
 #include "yoke/models/model.h"
 
+namespace c10 {
+struct Argument;
+}
 namespace torch::jit {
 struct Module;
 }
@@ -22,9 +25,8 @@ struct ScriptOptions {
 // Throws Kind::Io where it is no such file, or forward takes something else.
 Model make_script(const ScriptOptions& options);
 
-// For whoever opens such a file: the module, and the names of the tensors that its forward must be
-// given. Throw Kind::Io.
+// For whoever opens such a file: the module, and what its forward must be given. Throw Kind::Io.
 torch::jit::Module open_script(const std::string& path, at::Device device);
-std::vector<std::string> inputs_of(const torch::jit::Module& module, const std::string& path);
+std::vector<c10::Argument> inputs_of(const torch::jit::Module& module, const std::string& path);
 
 }  // namespace yoke::models

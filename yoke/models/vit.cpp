@@ -58,7 +58,7 @@ Model make_vit(const VitOptions& given) {
          "divide dim and a patch that divides size; got ",
          layers, ", ", dim, ", ", heads, ", ", ffn, ", ", patch, ", ", channels, ", ", size);
   Model model = classifier(classes, device);
-  model.input = {"image", at::kFloat, {-1, channels, size, size}};
+  model.input = port("image", plan::Type::Fp32, {-1, channels, size, size});
   const int64_t tokens = 1 + (size / patch) * (size / patch);
   const int64_t block = 4 * dim * dim + 2 * dim * ffn, pixels = channels * patch * patch;
   model.num_parameters = dim * pixels + dim + dim + tokens * dim +

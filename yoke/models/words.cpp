@@ -12,8 +12,8 @@ Model words_model(int64_t layers, int64_t dim, int64_t vocab, int64_t seq, int64
   Model model{.tokens = seq,
               .can_scatter = true,
               .device = device,
-              .input = {"tokens", at::kLong, {-1, -1}},
-              .output = {"logits", at::kFloat, {-1, -1, vocab}}};
+              .input = port("tokens", plan::Type::Int64, {-1, -1}),
+              .output = port("logits", plan::Type::Fp32, {-1, -1, vocab})};
   if (tied) model.ties = {{kWords, head_name(layers)}};
   // 2 for each weight forward, 4 backward; attention's two products over all tokens, as the MFU of
   // others counts them (Chowdhery et al., 2022).

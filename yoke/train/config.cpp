@@ -1,44 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "yoke/train/config.h"
 
-#include <toml++/toml.h>
-
 #include <algorithm>
-#include <charconv>
 #include <cmath>
-#include <sstream>
-#include <variant>
 
 #include "yoke/base/error.h"
 #include "yoke/base/text.h"
+#include "yoke/config/keys.h"
 
 namespace yoke::train {
 namespace {
 
-using List = std::vector<int64_t>;
-using Words = std::vector<std::string>;
-using Slot = std::variant<int64_t*, double*, bool*, std::string*, List*>;
-constexpr const char* kWanted[] = {"an integer", "a number, as 0.5 or 3e-4", "true or false",
-                                   "a string", "a list of integers"};  // as Slot's
-constexpr double kAny = -INFINITY;
+using config::Field;
+using config::Fields;
 
-// One key, tied to its place in a config.
-struct Field {
-  Field(const char* section, const char* name, Slot slot, const char* about, double least = kAny)
-      : section(section), name(name), slot(slot), about(about), least(least) {}
-  Field(const char* section, const char* name, Slot slot, const char* about, std::string_view words)
-      : section(section), name(name), slot(slot), about(about), words(split(words, ' ')) {}
-  std::string key() const { return cat(section, ".", name); }
-
-  std::string section, name;
-  Slot slot;
-  std::string about;
-  double least = kAny;    // of a number, or of each in a list
-  Words words = {};       // that a string may be; none: any
-  std::string from = {};  // who said the value, as errors begin
-};
-
-std::vector<Field> fields_of(Config& config) {
+Fields fields_of(Config& config) {
   auto& [model, data, train, plan, checkpoint, run] = config;
   return {
       {"model", "arch", &model.arch, "the architecture", "gpt llama mlp resnet vit torchscript"},
@@ -120,151 +96,23 @@ std::vector<Field> fields_of(Config& config) {
   };
 }
 
-// As TOML has them.
-std::string text_of(const toml::node& node) {
-  std::ostringstream out;
-  out << toml::toml_formatter(node, toml::format_flags::allow_unicode_strings);
-  return out.str();
-}
-std::string text_of(const std::string& value) { return text_of(toml::value<std::string>(value)); }
-std::string text_of(bool value) { return value ? "true" : "false"; }
-std::string text_of(int64_t value) { return cat(value); }
-std::string text_of(double value) {
-  char text[32];
-  const auto general = std::chars_format::general;  // the shortest that is read back the same
-  std::string result(text, std::to_chars(text, std::end(text), value, general).ptr);
-  return result.find_first_of(".ein") == result.npos ? result + ".0" : result;
-}
-std::string text_of(const List& value) {
-  Words words;
-  for (const auto number : value) words.push_back(cat(number));
-  return cat("[", join(words, ", "), "]");
-}
-std::string text_of(const Slot& slot) {
-  return std::visit([](const auto* value) { return text_of(*value); }, slot);
-}
-
-std::string trim(const std::string& text) {
-  const size_t begin = text.find_first_not_of(" \t");
-  return begin == text.npos ? "" : text.substr(begin, text.find_last_not_of(" \t") + 1 - begin);
-}
-
-// False where the value is of another kind. 3 is a number, and 3.0 an integer.
-bool assign(const Slot& slot, const toml::node& node) {
-  const auto put = [&](auto* to) {
-    using To = std::remove_pointer_t<decltype(to)>;
-    if constexpr (std::is_same_v<To, List>) {
-      List list;
-      if (!node.is_array()) return false;
-      for (const auto& part : *node.as_array())
-        if (!assign(&list.emplace_back(), part)) return false;
-      *to = list;
-      return true;
-    } else {
-      constexpr bool whole = std::is_same_v<To, int64_t>,
-                     number = whole || std::is_same_v<To, double>;
-      // toml++ casts a number that does not fit.
-      if (whole && std::abs(node.value_exact<double>().value_or(0)) >= 0x1p63) return false;
-      const auto value = number && node.is_number() ? node.value<To>() : node.value_exact<To>();
-      if (value) *to = *value;
-      return value.has_value();
-    }
-  };
-  return std::visit(put, slot);
-}
-
-// A key "v" with what a text means for a kind of key, or the text itself where it means nothing.
-toml::table read(const Slot& slot, std::string text) {
-  const auto within = [&](char open, char close) {
-    return text.size() >= 2 && text.front() == open && text.back() == close;
-  };
-  if (std::holds_alternative<std::string*>(slot)) {
-    if (within('"', '"') || within('\'', '\'')) text = text.substr(1, text.size() - 2);
-    return toml::table{{"v", text}};
-  }
-  text = trim(text);
-  if (std::holds_alternative<bool*>(slot) && (text == "yes" || text == "no"))
-    return toml::table{{"v", text == "yes"}};
-  if (std::holds_alternative<List*>(slot) && !within('[', ']')) text = cat("[", text, "]");
-  try {
-    return toml::parse(cat("v = ", text));
-  } catch (const toml::parse_error&) {
-    return toml::table{{"v", text}};
-  }
-}
-
-[[noreturn]] void refuse(const Field& field, const auto&... wanted) {
-  fail(Kind::Config, field.from, field.key(), ": got ", text_of(field.slot), ", wanted ",
-       wanted...);
-}
-
-std::string meant(const Words& close) {
-  return close.empty() ? "." : cat("; did you mean ", join(close, " or "), "?");
-}
-
-Field& find(std::vector<Field>& fields, const std::string& from, const std::string& key) {
-  const auto found = std::ranges::find(fields, key, &Field::key);
-  if (found != fields.end()) return *found;
-  const std::string section = key.substr(0, key.find('.')), name = key.substr(key.find('.') + 1);
-  Words sections, names, mine, close;
-  for (const auto& field : fields) {
-    if (sections.empty() || sections.back() != field.section) sections.push_back(field.section);
-    if (!std::ranges::count(names, field.name)) names.push_back(field.name);
-    if (field.section == section) mine.push_back(field.name);
-  }
-  if (mine.empty())
-    for (const auto& near : nearest(section, sections)) close.push_back(cat("[", near, "]"));
-  for (const auto& near : nearest(name, names))
-    for (const auto& field : fields)
-      if (field.name == near) close.push_back(field.key());
-  std::stable_partition(close.begin(), close.end(),
-                        [&](const auto& near) { return near.starts_with(section + "."); });
-  if (mine.empty())
-    fail(Kind::Config, from, key, ": no such section", meant(close), " There are ",
-         join(sections, ", "));
-  fail(Kind::Config, from, key, ": no such key", meant(close), " [", section, "] has ",
-       join(mine, ", "));
-}
-
-void set(Field& field, const std::string& from, const toml::node& node, const std::string& got) {
-  if (!assign(field.slot, node))
-    fail(Kind::Config, from, field.key(), ": got ", got, ", wanted ", kWanted[field.slot.index()]);
-  field.from = from;
-}
-
-void check(const std::vector<Field>& fields, const Config& config) {
+void check(Fields& fields, const Config& config) {
   const auto bad = [&](const char* key, const auto&... wanted) {
     refuse(*std::ranges::find(fields, key, &Field::key), wanted...);
   };
   const auto& [model, data, train, plan, checkpoint, run] = config;
-  const Words axes = split(plan.preset, 'x');
+  const auto axes = split(plan.preset, 'x');
   const auto counts = [](const std::string& axis) {
     const int64_t count = parse_int(axis).value_or(0);
     return count >= 1 && count <= INT32_MAX;
   };
   const bool mesh = axes.size() == 3 && std::ranges::all_of(axes, counts);
-  for (const auto& field : fields) {
-    const auto* word = std::get_if<std::string*>(&field.slot);
-    const auto* whole = std::get_if<int64_t*>(&field.slot);
-    const auto* real = std::get_if<double*>(&field.slot);
-    const auto* list = std::get_if<List*>(&field.slot);
-    const bool preset = word && *word == &plan.preset;
-    const bool free = field.words.empty() || (preset && (mesh || plan.preset.empty()));
-    if (word && !free && !std::ranges::count(field.words, **word))
-      refuse(field, "one of ", join(field.words, ", "), preset ? ", AxBxC" : "",
-             meant(nearest(**word, field.words)));
-    const auto low = [&](auto number) { return !(double(number) >= field.least); };
-    if (real && !std::isfinite(**real)) refuse(field, "a finite number");
-    if ((whole && low(**whole)) || (real && low(**real))) refuse(field, "at least ", field.least);
-    // What is counted here is small; a seed may be anything.
-    constexpr int64_t kMost = INT32_MAX;
-    const auto high = [&](int64_t number) { return number > kMost; };
-    const bool seed = whole && *whole == &train.seed;
-    if ((whole && !seed && high(**whole)) || (list && std::ranges::any_of(**list, high)))
-      refuse(field, "at most ", kMost);
-    if (list && std::ranges::any_of(**list, low))
-      refuse(field, "at least ", field.least, " in each");
-  }
+  auto& preset = *std::ranges::find(fields, "plan.preset", &Field::key);
+  if (!mesh && !plan.preset.empty() && !std::ranges::count(preset.words, plan.preset))
+    refuse(preset, "one of ", join(preset.words, ", "), ", AxBxC",
+           config::meant(nearest(plan.preset, preset.words)));
+  preset.words.clear();
+  config::check(fields);
   const bool has_heads = model.arch == "gpt" || model.arch == "llama" || model.arch == "vit";
   if (has_heads && model.dim % model.heads != 0)
     bad("model.heads", "a divisor of model.dim = ", model.dim);
@@ -287,85 +135,32 @@ void check(const std::vector<Field>& fields, const Config& config) {
     bad("run.trace_steps", "none, or the first and the last step");
 }
 
-void read_toml(std::vector<Field>& fields, const std::string& text, const std::string& where) {
-  toml::table sections;
-  try {
-    sections = toml::parse(std::string_view(text));
-  } catch (const toml::parse_error& error) {
-    const std::string what(error.description());
-    const bool in_value = what.find("key") == what.npos && what.find("table") == what.npos;
-    fail(Kind::Config, where, ":", error.source().begin.line, ":", error.source().begin.column,
-         ": ", what, in_value ? "; words stand in quotes, true and false do not" : "");
-  }
-  const auto place = [&](const toml::key& key) {
-    return cat(where, ":", key.source().begin.line, ": ");
-  };
-  const auto got = [](const toml::node& node) {
-    return node.is_table() ? "a table" : cat("the ", node.type(), " ", text_of(node));
-  };
-  for (const auto& [section, keys] : sections) {
-    if (!std::ranges::count(fields, section.str(), &Field::section))
-      find(fields, place(section), std::string(section));
-    if (!keys.is_table())
-      fail(Kind::Config, place(section), section, ": got ", got(keys), ", wanted a section: say [",
-           section, "] and its keys below");
-    for (const auto& [name, node] : *keys.as_table())
-      set(find(fields, place(name), cat(section, ".", name)), place(name), node, got(node));
-  }
-}
-
-void read_override(std::vector<Field>& fields, const std::string& text) {
-  const size_t at = text.find('=');
-  const std::string key = trim(text.substr(0, at));
-  if (at == text.npos || key.empty())
-    fail(Kind::Config, "override '", text, "': wanted section.key=value, as train.steps=100");
-  Field& field = find(fields, "override ", key == "plan" ? "plan.preset" : key);
-  const std::string value = text.substr(at + 1);
-  set(field, "override ", *read(field.slot, value).get("v"), cat("'", value, "'"));
-  const auto* word = std::get_if<std::string*>(&field.slot);
-  if (word && toml::parse("v = " + text_of(**word))["v"].value<std::string>() != **word)
-    refuse(field, "text in UTF-8");
-}
-
-std::string line(const std::string& start, const std::string& mark, size_t column,
-                 const Field& field) {
-  std::string result = start;
-  result.resize(std::max(column, start.size() + 2), ' ');
-  result += mark + field.about;
-  return result + (field.words.empty() ? "" : ": " + join(field.words, ", ")) + "\n";
-}
-
 }  // namespace
 
 Config parse_config(const std::string& text, const std::string& where,
                     const std::vector<std::string>& overrides) {
   Config config;
   auto fields = fields_of(config);
-  for (auto& field : fields) field.from = where + ": ";
-  read_toml(fields, text, where);
-  for (const auto& word : overrides) read_override(fields, word);
+  for (auto& field : fields) {
+    field.from = where + ": ";
+    if (field.key() == "train.seed") field.most = INFINITY;
+  }
+  config::read_toml(fields, text, where);
+  for (const auto& word : overrides)
+    config::read_override(fields,
+                          word.starts_with("plan=") ? "plan.preset" + word.substr(4) : word);
   check(fields, config);
   return config;
 }
 
 std::string to_toml(const Config& config) {
   Config copy = config;
-  std::string result, section;
-  for (const auto& field : fields_of(copy)) {
-    if (field.section != section)
-      result += cat(section.empty() ? "" : "\n", "[", field.section, "]\n");
-    section = field.section;
-    result += line(cat(field.name, " = ", text_of(field.slot)), "# ", 28, field);
-  }
-  return result;
+  return config::to_toml(fields_of(copy));
 }
 
 std::string describe_keys() {
   Config usual;
-  std::string result;
-  for (const auto& field : fields_of(usual))
-    result += line(cat(field.key(), " = ", text_of(field.slot)), "", 33, field);
-  return result;
+  return config::describe(fields_of(usual));
 }
 
 }  // namespace yoke::train

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+# shellcheck shell=bash
+# Sourced after expect.sh: a server that ends with the test.
+yoke=$YOKE_BUILD/yoke
+servers=()
+trap 'for one in "${servers[@]}"; do kill -9 "$one" 2>/dev/null || true; done; rm -rf "$scratch"' EXIT
+
+# Starts `yoke serve ARGUMENTS…` and waits until it is ready; sets $server (its pid), $http, $grpc, $metrics.
+start_server() { # ARGUMENT…
+  local ports=$scratch/ports.$RANDOM i
+  "$yoke" serve "$@" --port-file "$ports" 2>"$scratch/server.log" &
+  server=$!
+  servers+=("$server")
+  for ((i = 0; i < 600; ++i)); do
+    [[ ! -s $ports ]] || break
+    kill -0 "$server" 2>/dev/null || { cat "$scratch/server.log" >&2 && fail "the server ended: yoke serve $*"; }
+    sleep 0.1
+  done
+  [[ -s $ports ]] || { cat "$scratch/server.log" >&2 && fail "the server was not ready in 60 s: yoke serve $*"; }
+  read -r http grpc metrics < <(sed 's/.*"http":"\([^"]*\)","grpc":"\([^"]*\)","metrics":"\([^"]*\)".*/\1 \2 \3/' "$ports")
+}
+
+stop_server() { # wanted exit code
+  local code=0
+  kill -TERM "$server"
+  wait "$server" || code=$?
+  [[ $code == "${1:-0}" ]] || { cat "$scratch/server.log" >&2 && fail "the server ended with $code, wanted ${1:-0}"; }
+}
+
+# The status and then the body of a request.
+ask() { # PATH [curl's arguments…]
+  curl -sS -m 20 -w '\n%{http_code}' "http://$http$1" "${@:2}" | awk '{lines[NR] = $0} END {print lines[NR]; for (i = 1; i < NR; ++i) print lines[i]}'
+}
+expect_answer() { # STATUS PATTERN PATH [curl's arguments…]
+  local got
+  got=$(ask "${@:3}")
+  [[ $got == "$1"* && $got =~ $2 ]] || fail "$3 gave '$got', wanted status $1 and '$2'"
+}

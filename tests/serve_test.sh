@@ -1,0 +1,124 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# yoke serve from outside: clients that nobody here wrote, a table of good and bad requests with Triton's answers, keys,
+# TLS, signals, workers that are killed, models that come and go, a run that was just trained.
+. "$(dirname "${BASH_SOURCE[0]}")/expect.sh"
+. "$(dirname "${BASH_SOURCE[0]}")/serve.sh"
+tests=$YOKE_SOURCE/tests
+python=$YOKE_TORCH/../../../../bin/python3
+[[ -x $python ]] || python=python3
+clients=$YOKE_SOURCE/.deps/clients/bin/python
+one='{"inputs":[{"name":"x","shape":[1,4],"datatype":"FP32","data":[1,2,3,4]}]}'
+
+# A mistake is told with what to do.
+expect 2 'nothing to serve' "$yoke" serve
+expect 2 'there is no .*nobody.pt' "$yoke" serve "$scratch/nobody.pt" serve.http=127.0.0.1:0 serve.grpc= serve.metrics=
+expect 2 'is reached from other hosts' "$yoke" serve stand-in: serve.http=0.0.0.0:0
+expect 2 'no such key; did you mean serve.http' "$yoke" serve stand-in: serve.htp=1
+expect 0 'serve.drain_s' "$yoke" serve --keys
+diff <("$yoke" serve --keys) <(sed -n '/^```$/,/^```$/p' "$YOKE_SOURCE/docs/reference/serve.md" | sed '1d;$d') ||
+  fail "docs/reference/serve.md is not what yoke serve --keys prints"
+
+# Tenants with keys.
+cat >"$scratch/tenants.toml" <<TOML
+[serve]
+http = "127.0.0.1:0"
+grpc = ""
+metrics = "127.0.0.1:0"
+access_log = "$scratch/access.log"
+[[model]]
+name = "m"
+path = "stand-in:ms=2"
+devices = "cpu:2"
+TOML
+key=$("$yoke" serve key new ann "$scratch/tenants.toml" 2>/dev/null | sed -n 's/^key *//p')
+admin=$("$yoke" serve key new admin 2>/dev/null | sed -n 's/^key *//p')
+[[ $key == yk-* && ${#key} == 67 ]] || fail "yoke serve key new gave '$key'"
+! grep -q "$key" "$scratch/tenants.toml" || fail "the key itself was stored"
+digest=$(printf %s "$admin" | sha256sum | cut -d' ' -f1)
+sed -i "s/^access_log/admin_key_sha256 = [\"$digest\"]\naccess_log/" "$scratch/tenants.toml"
+start_server "$scratch/tenants.toml"
+expect_answer 200 '"ready":true' /v2/health/ready
+expect_answer 401 'wanted the header' /v2/models/m/infer -d "$one"
+expect_answer 401 'not known' /v2/models/m/infer -d "$one" -H 'yoke-key: yk-wrong'
+expect_answer 401 'wanted the header' /v2/models/m/infer -d "$one" -H 'yoke-tenant: ann'
+expect_answer 200 '"data":\[2(.0)?,4' /v2/models/m/infer -d "$one" -H "yoke-key: $key" -H 'traceparent: 00-1-2-01'
+expect_answer 200 '"data":\[2(.0)?,4' /v2/models/m/infer -d "$one" -H "Authorization: Bearer $key"
+expect_answer 400 'wanted FP32\[-1,4\], got FP32\[1,5\]' /v2/models/m/infer -H "yoke-key: $key" \
+  -d '{"inputs":[{"name":"x","shape":[1,5],"datatype":"FP32","data":[1,2,3,4,5]}]}'
+expect_answer 404 "no model 'n'" /v2/models/n/infer -d "$one" -H "yoke-key: $key"
+expect_answer 504 'timeout of' /v2/models/m/infer -H "yoke-key: $key" -d "${one%\}},\"parameters\":{\"timeout\":1}}"
+expect_answer 403 'admin' /v2/repository/models/m/unload -H "yoke-key: $key" -d ''
+expect_answer 403 'admin' /v2/models/stats -H "yoke-key: $key"
+expect_answer 200 'model_stats' /v2/models/stats -H "yoke-key: $admin"
+expect_answer 413 'larger than' /v2/models/m/infer -H "yoke-key: $key" -H 'Content-Length: 999999999' -H 'Expect:' -d "$one"
+expect 0 'ann .* m .* 3 ' "$yoke" serve usage "http://$http" --key "$admin"
+expect 0 '"tenant":"ann"' "$yoke" serve usage "http://$http" --key "$key" --json
+curl -sS -m 10 "http://$metrics/metrics" >"$scratch/metrics"
+for series in 'nv_inference_request_success{model="m",version="1"} 2' 'nv_inference_exec_count' 'nv_inference_queue_duration_us' \
+  'nv_inference_request_failure{model="m",reason="REJECTED",version="1"} 1' 'yoke_tenant_device_seconds_total{tenant="ann"}' \
+  'yoke_replica_ready{' 'yoke_tenant_latency_ms_bucket'; do
+  grep -qF "$series" "$scratch/metrics" || { cat "$scratch/metrics" && fail "no $series in the metrics"; }
+done
+# A second tenant, without a restart.
+second=$("$yoke" serve key new bob "$scratch/tenants.toml" 2>/dev/null | sed -n 's/^key *//p')
+expect_answer 401 'not known' /v2/models/m/infer -d "$one" -H "yoke-key: $second"
+kill -HUP "$server"
+for ((i = 0; i < 50; ++i)); do [[ $(ask /v2/models/m/infer -d "$one" -H "yoke-key: $second") != 200* ]] || break; sleep 0.1; done
+expect_answer 200 'data' /v2/models/m/infer -d "$one" -H "yoke-key: $second"
+stop_server
+grep -q '"traceparent":"00-1-2-01","tenant":"ann","model":"m"' "$scratch/access.log" || { cat "$scratch/access.log" && fail "no line of the access log"; }
+grep -q '"status":"deadline"' "$scratch/access.log" || fail "no deadline in the access log"
+
+# Workers that are killed are back, and nothing stays behind after kill -9 of all.
+start_server stand-in:ms=1 --devices cpu:2 serve.http=127.0.0.1:0 serve.grpc=127.0.0.1:0 serve.metrics=
+workers=$(pgrep -P "$server" -f serve-worker | tr '\n' ' ')
+read -r first rest <<<"$workers"
+[[ -n $rest ]] || fail "two replicas are two processes, got '$workers'"
+kill -9 "$first"
+for ((i = 0; i < 100; ++i)); do expect_answer 200 data /v2/models/stand-in/infer -d "$one"; done
+expect_answer 200 '"restarts":1' /v2/yoke/view
+[[ $(find /dev/shm -newer "$scratch/tenants.toml" -name 'yoke*' | wc -l) == 0 ]] || fail "files in /dev/shm"
+workers=$(pgrep -P "$server" -f serve-worker)
+kill -9 "$server"
+wait "$server" 2>/dev/null || true
+for ((i = 0; i < 100; ++i)); do pgrep -f "^$yoke serve-worker|serve-worker" | grep -qxF "$workers" || break; sleep 0.1; done
+for one_worker in $workers; do ! kill -0 "$one_worker" 2>/dev/null || fail "worker $one_worker outlived its router"; done
+
+# TLS.
+if command -v openssl >/dev/null; then
+  openssl req -x509 -newkey rsa:2048 -nodes -keyout "$scratch/key.pem" -out "$scratch/cert.pem" -days 2 -subj /CN=localhost \
+    -addext subjectAltName=IP:127.0.0.1 2>/dev/null
+  start_server stand-in: serve.http=127.0.0.1:0 serve.grpc=127.0.0.1:0 serve.metrics= "serve.tls_cert=$scratch/cert.pem" "serve.tls_key=$scratch/key.pem"
+  curl -sS -m 10 --cacert "$scratch/cert.pem" "https://$http/v2/models/stand-in/infer" -d "$one" | grep -q data || fail "no answer over TLS"
+  ! curl -sS -m 5 "http://$http/v2/health/live" >/dev/null 2>&1 || fail "plain HTTP was answered where TLS is"
+  stop_server
+fi
+
+# A run that was just trained: the tokens of yoke generate.
+(cd "$scratch" && "$yoke" train "$YOKE_SOURCE/examples/train/first.toml" "data.path=$YOKE_SOURCE/yoke/base" train.steps=20 run.dir=runs --json >/dev/null 2>&1) ||
+  fail "the small run did not train"
+start_server "$scratch/runs/first" serve.http=127.0.0.1:0 serve.grpc= serve.metrics=
+wanted=$("$yoke" generate "$scratch/runs/first" --prompt "int " --tokens 24 --temperature 0 --json)
+got=$(curl -sS -m 30 "http://$http/v2/models/first/generate" -d '{"text_input":"int ","max_tokens":24,"temperature":0}')
+same() { # what both say, decoded
+  "$python" -c 'import json, sys; a, b = json.loads(sys.argv[1])["text"], json.loads(sys.argv[2])["text_output"]; sys.exit(a != b)' "$1" "$2"
+}
+same "$wanted" "$got" || fail "generate gave '$got', wanted '$wanted'"
+pieces=$(curl -sSN -m 30 "http://$http/v2/models/first/generate_stream" -d '{"text_input":"int ","max_tokens":24,"temperature":0}' | sed -n 's/^data: //p')
+joined=$("$python" -c 'import json, sys; print(json.dumps({"text_output": "".join(json.loads(line)["text_output"] for line in sys.argv[1].splitlines())}))' "$pieces")
+same "$wanted" "$joined" || fail "generate_stream gave '$joined', wanted '$wanted'"
+(($(wc -l <<<"$pieces") > 3)) || fail "the text came in one piece"
+stop_server
+
+# Models of Python, and the clients that people have.
+timeout 100 "$python" -c 'import torch' 2>/dev/null || { echo "no python3 with torch here" && exit 0; }
+"$python" "$tests/serve_models.py" "$scratch/models" 2>"$scratch/log" || { cat "$scratch/log" && fail "no models"; }
+start_server "$scratch/models/models.toml"
+"$python" "$tests/serve_cases.py" "$http" >"$scratch/cases" || { cat "$scratch/cases" >&2 && fail "answers differ from Triton's"; }
+tail -1 "$scratch/cases"
+if [[ -x $clients ]]; then
+  "$clients" "$tests/serve_clients.py" "$http" "$grpc" >"$scratch/clients" || { cat "$scratch/clients" >&2 && fail "a client is not served"; }
+  tail -3 "$scratch/clients"
+fi
+stop_server

@@ -1,0 +1,416 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "yoke/cli/serve.h"
+
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <sstream>
+
+#include "yoke/base/error.h"
+#include "yoke/base/text.h"
+#include "yoke/cli/environment.h"
+#include "yoke/cli/serve_usage.h"
+#include "yoke/net/http.h"
+#include "yoke/observe/json_lines.h"
+#include "yoke/runner/open_runner.h"
+#include "yoke/serve/grpc_front.h"
+#include "yoke/serve/http_front.h"
+#include "yoke/serve/keys.h"
+#include "yoke/serve/stand_in.h"
+
+namespace yoke::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Options {
+  std::vector<std::string> words = {}, inputs = {}, outputs = {};
+  std::string devices = {}, port_file = {}, url = {}, key = {}, tenant = {};
+  int64_t batch = 0, replicas = 0;
+  bool insecure = false, keys = false, json = false, dry_run = false;
+};
+
+std::string read_file(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) fail(Kind::Io, "cannot read '", path, "'");
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+std::string name_of(const std::string& path) {
+  if (serve::is_stand_in(path)) return "stand-in";
+  fs::path file = fs::path(path).lexically_normal();
+  if (file.filename().empty()) file = file.parent_path();
+  return fs::is_directory(file) ? file.filename().string() : file.stem().string();
+}
+
+serve::Config read_config(const Options& options) {
+  std::vector<std::string> overrides, paths;
+  for (const auto& word : options.words) {
+    const size_t equals = word.find('=');
+    const bool is_key = equals != word.npos && !serve::is_stand_in(word) && !fs::exists(word);
+    (is_key ? overrides : paths).push_back(word);
+  }
+  serve::Config config;
+  const bool has_file = paths.size() == 1 && paths[0].ends_with(".toml");
+  if (has_file)
+    config = serve::parse_config(read_file(paths[0]), paths[0], overrides);
+  else
+    config = serve::parse_config("", "the command line", overrides);
+  if (!has_file) {
+    for (const auto& path : paths) {
+      if (path.ends_with(".toml"))
+        fail(Kind::Usage, "'", path, "' is a config: give it alone, its models are named in it");
+      config.models.push_back({.path = path});
+    }
+    if (config.models.empty())
+      fail(Kind::Usage,
+           "nothing to serve: name model files, runs or a config, as yoke serve runs/first");
+    if (!options.inputs.empty() && config.models.size() > 1)
+      fail(Kind::Usage, "--input is of one model; write a config for several");
+    config.models[0].input = options.inputs;
+    config.models[0].output = options.outputs;
+    for (auto& model : config.models) {
+      if (!options.devices.empty()) model.devices = options.devices;
+      model.batch = options.batch;
+      model.replicas = options.replicas;
+    }
+  }
+  for (auto& model : config.models)
+    if (model.name.empty()) model.name = name_of(model.path);
+  config.serve.insecure |= options.insecure;
+  if (!serve::has_grpc()) config.serve.grpc.clear();
+  serve::check(config);
+  return config;
+}
+
+uint64_t bytes_of(const std::string& path) {
+  std::error_code ignored;
+  if (!fs::is_directory(path, ignored)) {
+    const auto size = fs::file_size(path, ignored);
+    return ignored ? 0 : uint64_t(size);
+  }
+  uint64_t largest = 0;  // of a run, that of one checkpoint
+  std::map<fs::path, uint64_t> folders;
+  for (const auto& entry : fs::recursive_directory_iterator(path, ignored))
+    if (entry.path().extension() == ".safetensors")
+      largest = std::max(largest, folders[entry.path().parent_path()] += entry.file_size(ignored));
+  return largest;
+}
+
+// Files that are larger than what their devices have left are refused before anything is started.
+void check_memory(const serve::Config& config, const topo::Host& host) {
+  std::map<std::string, uint64_t> needed;
+  for (const auto& model : config.models) {
+    const auto devices = topo::parse_devices(model.devices, &host);
+    const size_t count = model.replicas > 0 ? size_t(model.replicas) : devices.size();
+    const uint64_t bytes = bytes_of(model.path) / (model.precision == "fp32" ? 1 : 2);
+    for (size_t i = 0; i < count; ++i) needed[topo::to_text(devices[i % devices.size()])] += bytes;
+  }
+  for (const auto& [name, bytes] : needed) {
+    const auto device = topo::parse_devices(name, &host)[0];
+    const uint64_t there = device.kind == topo::DeviceKind::Cuda
+                               ? host.gpus[size_t(device.index)].free_bytes
+                               : host.available_memory_bytes;
+    if (there > 0 && bytes > there)
+      fail(Kind::Config, "the models on ", name, " have ", bytes_text(bytes),
+           " of weights, and it has ", bytes_text(there),
+           " left: take fewer replicas, other devices, or precision = \"bf16\"");
+  }
+}
+
+std::string placement(const serve::PoolView& view) {
+  std::ostringstream out;
+  char line[256];
+  const auto row = [&](const auto&... cells) {
+    std::snprintf(line, sizeof(line), "%-16s %7s %-10s %-20s %-5s %6s %10s %11s  %s\n", cells...);
+    out << line;
+  };
+  row("model", "replica", "device", "platform", "bits", "batch", "weights", "difference",
+      "ready in");
+  for (const auto& model : view.models)
+    for (const auto& replica : view.replicas) {
+      if (replica.model != model.name || !model.facts) continue;
+      const auto& facts = *model.facts;
+      const std::string batch = facts.batch == 0 ? "whole" : std::to_string(facts.batch);
+      char difference[32] = "-";
+      if (facts.precision != "fp32")
+        std::snprintf(difference, sizeof(difference), "%.2g", facts.difference);
+      row(model.name.c_str(), std::to_string(replica.number).c_str(), replica.device.c_str(),
+          facts.platform.c_str(), facts.precision.c_str(), batch.c_str(),
+          bytes_text(facts.bytes).c_str(), difference,
+          duration_text(Duration(int64_t(facts.load_s * 1e9))).c_str());
+    }
+  return out.str();
+}
+
+// A folder for what workers unpack, named by this process; those of dead ones are removed.
+class Unpacked {
+ public:
+  Unpacked() : path_(fs::temp_directory_path() / cat("yoke-serve-", ::getpid())) {
+    std::error_code ignored;
+    for (const auto& entry : fs::directory_iterator(fs::temp_directory_path(), ignored)) {
+      const std::string name = entry.path().filename().string();
+      const auto pid = name.starts_with("yoke-serve-") ? parse_int(name.substr(11)) : std::nullopt;
+      if (pid && ::kill(pid_t(*pid), 0) != 0 && errno == ESRCH)
+        fs::remove_all(entry.path(), ignored);
+    }
+    fs::create_directories(path_);
+  }
+  ~Unpacked() {
+    std::error_code ignored;
+    fs::remove_all(path_, ignored);
+  }
+  const fs::path& path() const { return path_; }
+
+ private:
+  const fs::path path_;
+};
+
+// Waits for one of the signals that end or change a server; 0 at the deadline.
+int wait_signal(Time deadline) {
+  sigset_t set;
+  sigemptyset(&set);
+  for (const int signal : {SIGTERM, SIGINT, SIGHUP}) sigaddset(&set, signal);
+  const auto left = std::max(Duration::zero(), deadline - SteadyClock().now()).count();
+  const timespec time{.tv_sec = left / 1'000'000'000, .tv_nsec = left % 1'000'000'000};
+  const int signal = ::sigtimedwait(&set, nullptr, &time);
+  return signal > 0 ? signal : 0;
+}
+
+void block_signals() {
+  sigset_t set;
+  sigemptyset(&set);
+  for (const int signal : {SIGTERM, SIGINT, SIGHUP}) sigaddset(&set, signal);
+  ::pthread_sigmask(SIG_BLOCK, &set, nullptr);
+  ::signal(SIGPIPE, SIG_IGN);
+}
+
+// The port file is there when the server is, whole.
+void write_port_file(const std::string& path, const std::string& text) {
+  if (path.empty()) return;
+  std::ofstream(path + ".part") << text << "\n";
+  std::error_code failure;
+  fs::rename(path + ".part", path, failure);
+  if (failure) fail(Kind::Io, "cannot write '", path, "': ", failure.message());
+}
+
+int serve(const Options& options) {
+  if (options.keys) {
+    std::cout << serve::describe_keys();
+    return 0;
+  }
+  const auto config = read_config(options);
+  const auto host = read_visible_host(read_environment());
+  check_memory(config, host);
+  if (options.dry_run) {
+    for (const auto& model : config.models) std::cout << serve::to_toml(model);
+    return 0;
+  }
+  block_signals();
+  const Unpacked unpacked;
+  const observe::Log log;
+  observe::Registry metrics;
+  serve::PoolOptions pool{.slab_bytes = uint64_t(config.serve.slab_mb) << 20,
+                          .poison = config.serve.poison,
+                          .start_timeout = Duration(int64_t(config.serve.start_s * 1e9)),
+                          .host = &host};
+  if (config.serve.workers == "threads")
+    pool.workers.open = runner::open_runner;
+  else
+    pool.workers.command = {"/proc/self/exe", "serve-worker"};
+  // A compiled package checks its inputs only when told to, and unpacks itself where TMPDIR says.
+  pool.workers.environment = {"AOTI_RUNTIME_CHECK_INPUTS=1", "TMPDIR=" + unpacked.path().string()};
+  serve::Service service(config, pool, log, metrics, [options] { return read_config(options); });
+  // Bound before the models are ready: who asks is told that they are not.
+  const auto& told = config.serve;
+  const int cores = std::max(1, host.num_usable_cpus);
+  serve::HttpFront http(
+      service, {.address = told.http,
+                .threads = told.threads > 0 ? int(told.threads) : std::clamp(cores / 2, 1, 8),
+                .max_connections = told.max_connections,
+                .max_body_bytes = size_t(told.max_body_mb) << 20,
+                .idle = Duration(int64_t(told.idle_s * 1e9)),
+                .tls_cert = told.tls_cert,
+                .tls_key = told.tls_key});
+  std::optional<serve::GrpcFront> grpc;
+  if (!told.grpc.empty())
+    grpc.emplace(service, serve::GrpcOptions{
+                              .address = told.grpc,
+                              .tls_cert = told.tls_cert.empty() ? "" : read_file(told.tls_cert),
+                              .tls_key = told.tls_key.empty() ? "" : read_file(told.tls_key),
+                              .max_body_bytes = told.max_body_mb << 20});
+  std::optional<net::HttpServer> metrics_server;
+  if (!told.metrics.empty())
+    metrics_server.emplace(net::Listener(net::parse_address(told.metrics)),
+                           std::map<std::string, net::HttpHandler>{
+                               {"/metrics", [&](const net::HttpRequest&) {
+                                  service.pool().view();  // brings the gauges up to date
+                                  std::ostringstream text;
+                                  metrics.write_prometheus(text);
+                                  return net::HttpResponse{
+                                      .content_type = observe::Registry::kContentType,
+                                      .body = text.str()};
+                                }}});
+  const std::string metrics_address = metrics_server ? net::to_text(metrics_server->address()) : "";
+  const Time late = SteadyClock().now() + Duration(int64_t(told.start_s * 1e9));
+  while (!service.pool().all_loaded()) {
+    service.pool().check_loading();
+    if (SteadyClock().now() > late)
+      fail(Kind::Timeout, "the models were not ready within serve.start_s = ", told.start_s, " s");
+    const int signal = wait_signal(SteadyClock().now() + std::chrono::milliseconds(20));
+    if (signal != 0 && signal != SIGHUP) return 128 + signal;
+  }
+  std::cerr << placement(service.pool().view());
+  const std::string scheme = told.tls_cert.empty() ? "http" : "https";
+  std::cerr << "serving on " << scheme << "://" << http.address();
+  if (grpc) std::cerr << ", gRPC on " << grpc->address();
+  if (metrics_server) std::cerr << ", metrics on http://" << metrics_address << "/metrics";
+  std::cerr << "\n";
+  write_port_file(options.port_file, observe::JsonObject({{"http", http.address()},
+                                                          {"grpc", grpc ? grpc->address() : ""},
+                                                          {"metrics", metrics_address},
+                                                          {"pid", int(::getpid())}})
+                                         .text());
+  int signal = 0;
+  while (signal == 0 || signal == SIGHUP) {
+    signal = wait_signal(SteadyClock().now() + std::chrono::seconds(60));
+    if (signal != SIGHUP) continue;
+    try {
+      service.reload();
+    } catch (const Error& error) {
+      log.error(cat("the config was not taken: ", error.what()));
+    }
+  }
+  // Not ready, a moment for balancers to see it, no more requests, and then the rest is finished.
+  service.begin_drain();
+  log.info("ends when all requests are answered; a second signal ends at once",
+           {{"drain_s", told.drain_s}});
+  const auto at = [](double seconds) {
+    return SteadyClock().now() + Duration(int64_t(seconds * 1e9));
+  };
+  const auto second = [&](Time deadline, const auto& over) {
+    while (!over() && SteadyClock().now() < deadline)
+      if (const int again = wait_signal(SteadyClock().now() + std::chrono::milliseconds(5));
+          again == SIGTERM || again == SIGINT)
+        return again;
+    return 0;
+  };
+  // At once means at once: workers end with this process.
+  if (const int again = second(at(told.grace_s), [] { return false; })) ::_exit(128 + again);
+  service.pool().stop_accepting();
+  const Time deadline = at(told.drain_s);
+  if (const int again = second(deadline, [&] { return service.pool().drain({}); }))
+    ::_exit(128 + again);
+  const bool all = service.pool().drain({});
+  http.shut_down(deadline);
+  if (grpc) grpc->shut_down(deadline);
+  if (!all) log.error("requests were left without an answer when serve.drain_s was over");
+  return all ? 0 : 1;
+}
+
+void inspect(const Options& options) {
+  const std::string& path = options.words.empty() ? options.url : options.words[0];
+  const auto facts = runner::inspect(path);
+  std::cout << "platform   " << facts.platform << "\n";
+  std::cout << "weights    " << bytes_text(facts.bytes) << "\n";
+  const auto list = [](const char* what, const std::vector<plan::Port>& ports, bool declared) {
+    for (const auto& port : ports)
+      std::cout << what << "  "
+                << (declared ? port.text() : port.name + " (type and shape unknown)") << "\n";
+  };
+  list("input    ", facts.inputs, facts.declared);
+  list("output   ", facts.outputs, true);
+  for (const auto& note : facts.notes) std::cout << "note       " << note << "\n";
+  serve::ModelConfig model{.name = name_of(path), .path = path};
+  for (const auto& port : facts.inputs)
+    model.input.push_back(facts.declared ? port.text() : port.name + ":FP32[-1,3,224,224]");
+  for (const auto& port : facts.outputs) model.output.push_back(port.text());
+  const std::string file = "model.toml";
+  if (fs::exists(file)) {
+    std::cerr << "yoke: " << file << " is there already and stays as it is\n";
+    return;
+  }
+  std::ofstream(file) << (facts.declared ? "" : "# Complete the types and shapes of the inputs.\n")
+                      << serve::to_toml(model);
+  std::cout << "written    " << file << "; then: yoke serve " << file << "\n";
+}
+
+void make_key(const Options& options) {
+  const std::string key = serve::new_key();
+  std::cout << "key        " << key << "\n";
+  const std::string digest = serve::sha256(key);
+  if (options.words.empty()) {
+    std::cout << "key_sha256 " << digest << "\n";
+    std::cerr << "yoke: the key is shown this once; put its digest into [[tenant]] key_sha256\n";
+    return;
+  }
+  const std::string& path = options.words[0];
+  std::string text = fs::exists(path) ? read_file(path) : "";
+  const auto before = serve::parse_config(text, path);
+  if (std::ranges::count(before.tenants, options.tenant, &serve::TenantConfig::name))
+    fail(Kind::Usage, "'", path, "' has a tenant '", options.tenant,
+         "' already; put the digest there by hand: key_sha256 = \"", digest, "\"");
+  if (!text.empty() && !text.ends_with('\n')) text += "\n";
+  text += cat("\n[[tenant]]\nname = ", observe::json_quote(options.tenant), "\nkey_sha256 = \"",
+              digest, "\"\n");
+  std::ofstream(path) << text;
+  std::cerr << "yoke: the key is shown this once; " << path << " has its digest\n";
+}
+
+}  // namespace
+
+void add_serve(CLI::App& app) {
+  auto* verb = app.add_subcommand("serve", "Replicas of models over REST and gRPC, with tenants");
+  auto options = std::make_shared<Options>();
+  verb->add_option("MODELS", options->words,
+                   "Model files (.pt, .pt2), runs, checkpoints or Hugging Face folders; or one "
+                   "TOML file; then section.key=value on top of it");
+  verb->add_option("--input", options->inputs, "What the model takes, as 'x:FP32[-1,3,224,224]'");
+  verb->add_option("--output", options->outputs, "What it gives");
+  verb->add_option("--devices", options->devices, "cpu:2, cuda:0-3, cuda:0x2, auto");
+  verb->add_option("--replicas", options->replicas, "How many; 0: one on each device");
+  verb->add_option("--batch", options->batch, "Most rows computed at once; 1: each request alone");
+  verb->add_option("--port-file", options->port_file,
+                   "Gets the addresses as JSON when the server is ready");
+  verb->add_flag("--insecure", options->insecure, "Listen beyond this host without keys");
+  verb->add_flag("--keys", options->keys, "Print every key of a config, and what it is");
+  verb->add_flag("--dry-run", options->dry_run, "Check the config and print the models");
+  verb->footer(
+      "Model files are programs: serve those alone whose origin you trust.\n"
+      "Signals: SIGTERM and SIGINT finish what was accepted and exit 0, a second one ends at "
+      "once; SIGHUP reads the tenants again.");
+  auto* look = verb->add_subcommand("inspect", "What a model file tells, and a model.toml for it");
+  look->add_option("PATH", options->url, "The file or folder")->required();
+  look->callback([options] { inspect(*options); });
+  auto* key = verb->add_subcommand("key", "Keys of tenants");
+  auto* fresh = key->add_subcommand("new", "Make a key; its SHA-256 is all that is stored");
+  key->require_subcommand(1);
+  fresh->add_option("TENANT", options->tenant, "Whose it is")->required();
+  fresh->add_option("CONFIG", options->words, "A config that the tenant is added to")
+      ->expected(0, 1);
+  fresh->callback([options] { make_key(*options); });
+  auto* usage = verb->add_subcommand("usage", "Requests, rows and device seconds of each tenant");
+  usage->add_option("URL", options->url, "Of a server, as http://127.0.0.1:8000")->required();
+  usage->add_option("--key", options->key, "A tenant's key, or an admin's for all; or YOKE_KEY");
+  usage->add_flag("--json", options->json, "As JSON");
+  usage->callback([options] { print_usage(options->url, options->key, options->json); });
+  verb->require_subcommand(0, 1);
+  verb->callback([options, verb] {
+    if (!verb->get_subcommands().empty()) return;
+    if (const int code = serve(*options)) throw CLI::RuntimeError(code);
+  });
+  auto* worker = app.add_subcommand("serve-worker")->group("");
+  worker->callback([] {
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    serve::run_worker(net::Descriptor(3), runner::open_runner);
+  });
+}
+
+}  // namespace yoke::cli

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+// The way of a batch to its device and back. On a CPU a batch that need not grow stays where it
+// lies; to a GPU it goes through pinned memory, which is kept for the next one.
+// Threads: the one that made it, whose stream on the GPU is its own from then on.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+namespace yoke::runner {
+
+class Lane {
+ public:
+  explicit Lane(at::Device device);  // throws Kind::Device
+  at::Device device() const { return device_; }
+  // The input at `place`, grown to so many rows by its first one; 0: as it is.
+  at::Tensor there(size_t place, const at::Tensor& value, int64_t rows);
+  // Each into memory of its size; all is there on return.
+  void back(const std::vector<at::Tensor>& from, const std::vector<std::span<std::byte>>& to);
+
+ private:
+  at::Tensor pinned(std::vector<at::Tensor>& kept, size_t place, at::IntArrayRef sizes,
+                    at::ScalarType dtype);
+  const at::Device device_;
+  std::vector<at::Tensor> pinned_in_ = {}, pinned_out_ = {};
+};
+
+}  // namespace yoke::runner

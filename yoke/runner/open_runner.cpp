@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "yoke/runner/open_runner.h"
+
+#include "yoke/base/error.h"
+#include "yoke/models/whole.h"
+#include "yoke/runner/model_runner.h"
+#include "yoke/serve/stand_in.h"
+
+namespace yoke::runner {
+
+std::unique_ptr<serve::Runner> open_runner(const serve::ReplicaSpec& spec) {
+  if (serve::is_stand_in(spec.path)) return serve::open_stand_in(spec);
+  return std::make_unique<ModelRunner>(spec);
+}
+
+serve::Facts inspect(const std::string& path) {
+  if (serve::is_stand_in(path)) return serve::open_stand_in({.path = path})->facts();
+  const auto kind = models::kind_of(path);
+  serve::Facts facts;
+  if (kind == models::FileKind::Folder) {
+    const auto model = models::make_model(models::open_model(path).architecture);
+    facts.platform = "yoke";
+    facts.inputs = {model.input};
+    facts.outputs = {model.output};
+    facts.declared = !model.input.shape.empty();
+    facts.bytes = uint64_t(model.num_parameters) * sizeof(float);
+    if (!facts.declared) facts.outputs.clear();
+  } else if (kind == models::FileKind::Script) {
+    const auto model = models::open_loadable(path);
+    facts.platform = model->platform();
+    facts.inputs = model->inputs();
+    facts.declared = false;
+    facts.bytes = model->bytes();
+    facts.notes.push_back(kDeclareNote);
+    if (model->sets_state())
+      facts.notes.push_back(cat("forward() sets its own attributes", kStatefulNote));
+  } else {
+    facts.platform = "torch_aoti";
+    facts.declared = false;
+    facts.bytes = std::filesystem::file_size(path);
+    facts.notes.push_back("it says neither what it takes nor what it gives: declare its inputs");
+    for (const auto& [key, value] : models::package_metadata(path))
+      if (!value.empty()) facts.notes.push_back(key + " " + value);
+  }
+  return facts;
+}
+
+}  // namespace yoke::runner

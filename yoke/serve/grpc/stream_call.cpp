@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "yoke/serve/grpc/stream_call.h"
+
+#include <utility>
+
+namespace yoke::serve {
+namespace {
+
+constexpr size_t kMostInFlight = 1024;  // requests and answers of one call; then it is not read
+
+}  // namespace
+
+StreamCall::StreamCall(Service& service, grpc::CallbackServerContext& context, std::string name,
+                       std::function<void()> on_done)
+    : service_(service),
+      context_(context),
+      name_(std::move(name)),
+      on_done_(std::move(on_done)),
+      errors_end_it_(find_metadata(context, "triton_grpc_error") == "true") {}
+
+void StreamCall::start() {
+  auto outcome = attempt([&] { caller_ = identify(service_, context_); });
+  if (!outcome.ok()) {
+    const MutexLock lock(mutex_);
+    end_ = std::move(outcome);
+    at_once_ = true;
+  }
+  step();
+}
+
+void StreamCall::stop_reading() {
+  {
+    const MutexLock lock(mutex_);
+    if (!read_all_) end_ = {Status::Unavailable, "the server is about to end; ask another"};
+    read_all_ = true;
+  }
+  step();
+}
+
+void StreamCall::OnReadDone(bool ok) {
+  if (ok) take(std::exchange(message_, nullptr));
+  {
+    const MutexLock lock(mutex_);
+    reading_ = false;
+    if (!ok) read_all_ = true;
+  }
+  step();
+}
+
+void StreamCall::OnWriteDone(bool) {
+  {
+    const MutexLock lock(mutex_);
+    writing_ = false;
+    out_.pop_front();
+  }
+  step();
+}
+
+void StreamCall::OnCancel() {
+  {
+    const MutexLock lock(mutex_);
+    end_ = {Status::Cancelled, "the call was cancelled"};
+    at_once_ = true;
+  }
+  step();
+}
+
+// Nothing is read or written any more; nobody waits for what still computes.
+void StreamCall::OnDone() {
+  const auto keep = shared_from_this();
+  std::map<uint64_t, Pending> rest;
+  {
+    const MutexLock lock(mutex_);
+    rest = pending_;
+  }
+  for (const auto& [number, pending] : rest)
+    if (pending.ticket) service_.cancel(pending.ticket);
+  on_done_();
+}
+
+void StreamCall::take(const std::shared_ptr<const InferMessage>& message) {
+  const auto self = shared_from_this();
+  uint64_t number = 0;
+  {
+    const MutexLock lock(mutex_);
+    number = taken_++;
+    pending_[number];
+  }
+  Pool::TicketPtr ticket;
+  auto refused = attempt([&] {
+    auto request = to_request(message, service_, context_);
+    if (request.parameters.stream.empty()) request.parameters.stream = name_;
+    OnText on_text;
+    if (request.prompt && wants_pieces(*message))
+      on_text = [self, message](std::string_view text) {
+        {
+          const MutexLock lock(self->mutex_);
+          auto& response = *self->out_.emplace_back().mutable_infer_response();
+          to_message({.model = message->model_name(), .id = message->id()}, response);
+          add_text(text, response);
+        }
+        self->step();
+      };
+    {
+      const MutexLock lock(mutex_);
+      pending_[number].words = request.prompt.has_value();
+      pending_[number].pieces = bool(on_text);
+    }
+    ticket = service_.submit(
+        std::move(request), caller_, "grpc",
+        [self, number](Answer answer) { self->answer(number, std::move(answer)); }, on_text);
+  });
+  if (!refused.ok()) service_.log_refused(refused, message->model_name(), message->id(), "grpc");
+  const MutexLock lock(mutex_);
+  const auto pending = pending_.find(number);
+  if (pending == pending_.end()) return;  // it has been answered
+  pending->second.ticket = std::move(ticket);
+  if (refused.ok()) return;
+  pending->second.refusal = {.outcome = std::move(refused),
+                             .model = message->model_name(),
+                             .version = message->model_version(),
+                             .id = message->id()};
+  put_refusals();
+}
+
+void StreamCall::answer(uint64_t number, Answer answer) {
+  {
+    const MutexLock lock(mutex_);
+    const auto node = pending_.extract(number);
+    put(std::move(answer), node.mapped());
+    put_refusals();
+  }
+  step();
+}
+
+void StreamCall::put(Answer answer, const Pending& of) {
+  if (failed_) return;
+  const bool ok = answer.outcome.ok();
+  if (!ok && errors_end_it_) {
+    failed_ = true;
+    end_ = std::move(answer.outcome);
+    return;
+  }
+  auto& message = out_.emplace_back();
+  auto& response = *message.mutable_infer_response();
+  if (!ok) message.set_error_message(std::move(answer.outcome.text));
+  if (ok && of.words && !of.pieces) add_text(answer.text, response);
+  if (of.pieces) (*response.mutable_parameters())["triton_final_response"].set_bool_param(true);
+  to_message(std::move(answer), response);
+}
+
+void StreamCall::put_refusals() {
+  while (!pending_.empty() && pending_.begin()->second.refusal) {
+    auto node = pending_.extract(pending_.begin());
+    put(std::move(*node.mapped().refusal), node.mapped());
+  }
+}
+
+StreamCall::Next StreamCall::choose() {
+  if (finished_) return Next::Nothing;
+  const bool done = read_all_ && pending_.empty();
+  if (at_once_ || ((failed_ || done) && out_.empty())) {
+    finished_ = true;
+    return Next::Finish;
+  }
+  if (!writing_ && !out_.empty()) {
+    writing_ = true;
+    return Next::Write;
+  }
+  if (!reading_ && !read_all_ && !failed_ && pending_.size() + out_.size() < kMostInFlight) {
+    reading_ = true;
+    return Next::Read;
+  }
+  return Next::Nothing;
+}
+
+// gRPC is called without the mutex, as it may call back; and by one thread, so that nothing is
+// begun after the end.
+void StreamCall::step() {
+  mutex_.lock();
+  again_ = true;
+  if (!stepping_) {
+    stepping_ = true;
+    while (std::exchange(again_, false)) {
+      const Next next = choose();
+      const StreamMessage* const first = out_.empty() ? nullptr : &out_.front();
+      const Outcome end = next == Next::Finish && end_ ? *end_ : Outcome{};
+      again_ |= next != Next::Nothing;
+      mutex_.unlock();
+      if (next == Next::Read) {
+        message_ = std::make_shared<InferMessage>();
+        StartRead(message_.get());
+      } else if (next == Next::Write) {
+        StartWrite(first);
+      } else if (next == Next::Finish) {
+        Finish(to_status(end, context_));
+      }
+      mutex_.lock();
+    }
+    stepping_ = false;
+  }
+  mutex_.unlock();
+}
+
+}  // namespace yoke::serve

@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0
+// The inside of a pool. Everything below the mutex; what leaves (answers, logs) is collected in an
+// Outbox and goes out when the mutex is free. pool.cpp: models, tenants, requests. dispatch.cpp:
+// who computes what. watch.cpp: what workers say, and time.
+#pragma once
+
+#include <deque>
+#include <list>
+#include <map>
+#include <optional>
+#include <set>
+#include <thread>
+
+#include "yoke/base/mutex.h"
+#include "yoke/observe/metrics.h"
+#include "yoke/serve/channel.h"
+#include "yoke/serve/control.h"
+#include "yoke/serve/pool.h"
+
+namespace yoke::serve {
+
+constexpr size_t kCopyUnlocked = 64 << 10;  // bytes from which on copying does not hold the mutex
+
+struct Seat;
+struct Model;
+struct Hosted;
+
+// A request on its way.
+class Pool::Ticket {
+ public:
+  Request request = {};
+  std::shared_ptr<Model> model = {};
+  int tenant = 0;
+  OnAnswer on_answer = {};
+  OnText on_text = {};
+  uint64_t number = 0;  // in the order of arrival
+  Time arrival = {};
+  std::optional<Time> deadline = {};
+  int64_t rows = 0;  // of the request; 1 where it has none
+  struct Rows {
+    int64_t from = 0, count = 0;
+  };
+  std::deque<Rows> todo = {};  // that no batch has
+  int64_t rows_done = 0;
+  std::map<int64_t, std::vector<std::string>> pieces = {};  // outputs, by their first row
+  uint64_t row_key = 0;                                     // of its first row in slabs
+  bool alone = false;  // was in a worker that died: not with others again
+  bool queued = false, answered = false, delivered = false;
+  std::string shape_key = {};  // requests with the same may share a batch
+  std::string stream = {};
+  size_t text_seen = 0;
+  Hosted* sticky = nullptr;  // the replica that has its sequence
+  Answer answer = {};
+};
+using Ticket = Pool::Ticket;
+using TicketPtr = Pool::TicketPtr;
+
+// Some rows of a request within a batch.
+struct Entry {
+  TicketPtr ticket = {};
+  int64_t from = 0, rows = 0;  // of the request
+  uint32_t at = 0;             // in the batch
+  FairShare::Turn turn = {};
+};
+
+struct Batch {
+  Hosted* hosted = nullptr;
+  std::shared_ptr<Channel> channel = {};
+  int slab = 0;
+  std::shared_ptr<Model> model = {};
+  std::string shape_key = {};
+  uint32_t rows = 0, capacity = 1;
+  std::vector<Entry> entries = {};
+  bool full = false;  // takes no more
+  int only = -1;      // the one tenant whose rows it takes
+  bool published = false, lost = false;
+  Time at = {};         // when it could begin
+  bool sealed = false;  // when it was last looked at
+  uint64_t progress = 0;
+  Time progress_at = {};
+  SlabHeader& header() const { return *channel->slab(slab).header; }
+};
+using BatchPtr = std::shared_ptr<Batch>;
+
+// A replica's place: it stays when the worker is replaced.
+struct Hosted {
+  int number = 0;
+  std::shared_ptr<Model> model = {};
+  Seat* seat = nullptr;
+  ReplicaSpec spec = {};
+  std::unique_ptr<Replica> worker = {};
+  enum class State { Starting, Ready, Dead, Stopping } state = State::Dead;
+  Time since = {}, start_at = {};
+  int restarts = 0, quick_deaths = 0, failures = 0;  // failures: of batches, in a row
+  std::string said = {};                             // why it ends
+  int next_slab = 0;
+  std::array<bool, Channel::kSlabs> used = {};
+  uint64_t batches = 0, rows = 0;
+  Duration busy = {};
+  size_t sequences = 0;
+};
+
+// A device of the pool, or one of the parts it was cut into.
+struct Seat {
+  std::string name = {};
+  int owner = -1;  // the tenant that has it for itself
+  std::vector<Hosted*> hosted = {};
+  BatchPtr first = {}, second = {};
+  bool filling = false;
+  BatchPtr filled = {};
+};
+
+struct Model {
+  ModelConfig config = {};
+  ModelState state = ModelState::Loading;
+  std::string reason = {};
+  std::shared_ptr<const Facts> facts = {};
+  ModelStats stats = {};
+  double row_ns = 1e6;                         // what a row costs, lately
+  std::map<std::string, double> longest = {};  // nanoseconds of a batch, by shape
+  bool one_shape = false, given_up = false;
+  size_t in_flight = 0;  // requests without an answer
+  std::map<std::string, Hosted*> sequences = {};
+  std::vector<std::unique_ptr<Hosted>> hosted = {};
+  observe::Counter *success = nullptr, *rejected = nullptr, *cancelled = nullptr, *failed = nullptr,
+                   *rows = nullptr, *batches = nullptr, *request_us = nullptr, *queue_us = nullptr,
+                   *input_us = nullptr, *compute_us = nullptr, *output_us = nullptr;
+  observe::Gauge* pending = nullptr;
+  observe::Histogram *latency = nullptr, *batch_rows = nullptr;
+  std::string key() const { return config.name + "/" + config.version; }
+};
+
+struct Tenant {
+  TenantConfig config = {};
+  bool active = true;
+  // By model, in the order of priority and arrival.
+  using Queue = std::map<std::pair<uint64_t, uint64_t>, TicketPtr>;
+  std::map<Model*, Queue> queues = {};
+  size_t waiting = 0;
+  uint64_t refused = 0;
+  std::map<std::string, Usage> usage = {};
+  std::deque<double> latest_ms = {};
+  observe::Counter *device_s = nullptr, *borrowed_s = nullptr, *requests = nullptr,
+                   *refusals = nullptr;
+  observe::Gauge* pending = nullptr;
+  observe::Histogram* latency = nullptr;
+};
+
+struct Stream {
+  std::deque<TicketPtr> order = {};
+  bool delivering = false;
+};
+
+// What is to be done when the mutex is free.
+struct Outbox {
+  std::vector<TicketPtr> answers = {};
+  std::vector<std::string> streams = {};
+  std::vector<std::pair<OnText, std::string>> texts = {};
+};
+
+class Pool::Impl {
+ public:
+  Impl(const PoolOptions& options, observe::Log log, observe::Registry& metrics);
+  ~Impl();
+
+  const PoolOptions options_;
+  const observe::Log log_;
+  observe::Registry& metrics_;
+  SteadyClock clock_;
+  mutable Mutex mutex_;
+  Condition changed_;  // models, and requests that were answered
+  bool accepting_ = true;
+  std::map<std::string, std::shared_ptr<Model>> models_;  // by name/version: those that serve
+  std::vector<std::shared_ptr<Model>> coming_, going_;    // not yet, and no more
+  std::list<Seat> seats_;
+  std::vector<std::unique_ptr<Tenant>> tenants_;
+  std::map<std::string, Stream> streams_;
+  std::multimap<Time, TicketPtr> deadlines_;
+  FairShare share_{0};
+  uint64_t next_number_ = 1, next_row_key_;
+  int next_replica_ = 0;
+  size_t waiting_ = 0;            // requests without an answer
+  size_t queued_ = 0;             // with rows that no batch has
+  std::optional<Time> retry_at_;  // when a tenant at its limit may go on
+
+  // pool.cpp
+  std::shared_ptr<Model> load(const ModelConfig& config);
+  void place(const std::shared_ptr<Model>& model);
+  std::shared_ptr<Model> find(const std::string& name, const std::string& version) const;
+  void admit(const TicketPtr& ticket);  // throws Refused
+  void enqueue(const TicketPtr& ticket);
+  void set_owners();
+  void answer(const TicketPtr& ticket, Outcome outcome, Outbox& outbox);
+  void send(Outbox& outbox);  // without the mutex
+  void count(const Ticket& ticket);
+  ModelView view_of(const Model& model) const;
+  size_t waiting_for(const Model& model) const;
+
+  // dispatch.cpp
+  void pump();
+  bool may_use(int tenant, const Seat& seat) const;
+  TicketPtr next_of(int tenant, const Seat& seat, const Batch* with) const;
+  bool fill(Seat& seat, BatchPtr batch);
+  BatchPtr open_batch(Seat& seat, const Ticket& first);
+  bool steal_for(Seat& seat);
+  bool make_way(Seat& seat);
+  bool withdraw(Seat& seat);
+  void requeue(Entry& entry);
+  void publish(Seat& seat, const BatchPtr& batch, std::vector<Entry> added);
+  std::optional<FairShare::Turn> pick(Seat& seat, const Batch* with, int idle);
+  Time free_at(const Seat& seat) const;
+  Hosted* ready_on(const Seat& seat, const Model& model) const;
+  void remove_from_queue(const Ticket& ticket);
+
+  // watch.cpp
+  void watch(const std::stop_token& stop);
+  void start(Hosted& hosted);
+  void listen(int file, uint64_t what) const;
+  void dismiss(Hosted& hosted);
+  void retire(const std::shared_ptr<Model>& model);
+  void heard(Hosted& hosted, Outbox& outbox);
+  void became_ready(Hosted& hosted, const std::string& facts);
+  void died(Hosted& hosted, const std::string& why, Outbox& outbox);
+  void give_back(Seat& seat, BatchPtr& batch, Outbox& outbox);
+  Outcome unhealthy(const Model& model) const;
+  void promote(Seat& seat);
+  void take_done(Outbox& outbox);
+  static std::vector<std::string> copy_outputs(const Batch& batch, const Entry& entry);
+  void take_rows(const Batch& batch, Entry& entry, std::vector<std::string> outputs,
+                 Outbox& outbox);
+  void take_text(const Batch& batch, Outbox& outbox);
+  void account(const Batch& batch);
+  void free_slab(const Batch& batch);
+  void count_devices();
+  Time stuck_at(Batch& batch) const;
+  Time look_around(Outbox& outbox);  // when to look again
+  void wake();
+
+  net::Descriptor epoll_, wake_;
+  std::vector<std::pair<Time, std::unique_ptr<Replica>>> leaving_;  // workers that end, since when
+  std::vector<Hosted*> all_hosted_;
+  std::vector<std::vector<std::unique_ptr<Hosted>>> graveyard_;  // of models that are gone
+  std::jthread watcher_;
+};
+
+}  // namespace yoke::serve

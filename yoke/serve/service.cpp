@@ -1,0 +1,439 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "yoke/serve/service.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+
+#include "yoke/base/error.h"
+#include "yoke/observe/json_lines.h"
+#include "yoke/serve/keys.h"
+
+namespace yoke::serve {
+namespace {
+
+using nlohmann::json;
+using ordered = nlohmann::ordered_json;
+
+ordered ports_of(const std::vector<Port>& ports) {
+  ordered list = ordered::array();
+  for (const auto& port : ports)
+    list.push_back(
+        {{"name", port.name}, {"datatype", plan::type_name(port.type)}, {"shape", port.sizes()}});
+  return list;
+}
+
+// As in the model configuration of Triton: without the size of the batch.
+ordered config_ports(const Facts& facts, const std::vector<Port>& ports) {
+  ordered list = ordered::array();
+  for (const auto& port : ports) {
+    auto dims = port.sizes();
+    if (facts.batch > 0 && !dims.empty()) dims.erase(dims.begin());
+    const std::string type = plan::type_name(port.type);
+    list.push_back({{"name", port.name},
+                    {"data_type", "TYPE_" + (type == "BYTES" ? "STRING" : type)},
+                    {"dims", dims}});
+  }
+  return list;
+}
+
+ordered duration(const StatDuration& stat) {
+  return {{"count", stat.count}, {"ns", stat.time.count()}};
+}
+
+ordered stats_of(const ModelView& model) {
+  const auto& stats = model.stats;
+  ordered batches = ordered::array();
+  for (const auto& [rows, batch] : stats.by_rows)
+    batches.push_back({{"batch_size", rows},
+                       {"compute_input", duration(batch.input)},
+                       {"compute_infer", duration(batch.compute)},
+                       {"compute_output", duration(batch.output)}});
+  const ordered none = duration({});
+  return {{"name", model.name},
+          {"version", model.version},
+          {"last_inference", stats.last_ms},
+          {"inference_count", stats.rows},
+          {"execution_count", stats.batches},
+          {"inference_stats",
+           {{"success", duration(stats.success)},
+            {"fail", duration(stats.fail)},
+            {"queue", duration(stats.queue)},
+            {"compute_input", duration(stats.input)},
+            {"compute_infer", duration(stats.compute)},
+            {"compute_output", duration(stats.output)},
+            {"cache_hit", none},
+            {"cache_miss", none}}},
+          {"response_stats", ordered::object()},
+          {"batch_stats", batches},
+          {"memory_usage", ordered::array()}};
+}
+
+constexpr const char* kVersion = YOKE_VERSION;
+
+double to_us(Duration duration) { return double(duration.count()) / 1e3; }
+
+std::string read_file(const std::filesystem::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) fail(Kind::Io, "cannot read '", path.string(), "'");
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+bool is_number(const std::string& text) {
+  return !text.empty() && text.find_first_not_of("0123456789") == text.npos;
+}
+
+bool has_keys(const Config& config, const std::vector<TenantConfig>& tenants) {
+  return !config.serve.admin_key_sha256.empty() ||
+         std::ranges::any_of(tenants, [](const auto& one) { return !one.key_sha256.empty(); });
+}
+
+}  // namespace
+
+Service::Service(const Config& config, const PoolOptions& options, observe::Log log,
+                 observe::Registry& metrics, std::function<Config()> reread)
+    : config_(config),
+      reread_(std::move(reread)),
+      log_(std::move(log)),
+      tenants_(config.tenants),
+      access_log_(config.serve.access_log),
+      pool_(options, log_, metrics) {
+  pool_.set_tenants(config.tenants);
+  for (const auto& model : config.models) {
+    known_[model.name] = model;
+    pool_.load(model);
+  }
+}
+
+Service::~Service() = default;
+
+Caller Service::identify(std::string_view key, std::string_view tenant) const {
+  const MutexLock lock(mutex_);
+  const bool keys = has_keys(config_, tenants_);
+  const std::string digest = key.empty() ? "" : sha256(key);
+  Caller caller;
+  for (const auto& admin : config_.serve.admin_key_sha256)
+    caller.admin |= same_digest(digest, admin);
+  const TenantConfig* found = nullptr;
+  for (const auto& one : tenants_)
+    if (!one.key_sha256.empty() && same_digest(digest, one.key_sha256)) found = &one;
+  if (!key.empty() && keys && !found && !caller.admin)
+    refuse(Status::Unauthenticated, "the key is not known");
+  if (!found && !tenant.empty() && (config_.serve.trust_tenant_header || caller.admin)) {
+    const auto named = std::ranges::find(tenants_, tenant, &TenantConfig::name);
+    if (named == tenants_.end())
+      refuse(Status::Unauthenticated, "there is no tenant '", tenant, "'");
+    found = &*named;
+  }
+  if (!found && !caller.admin) {
+    if (keys && !config_.serve.trust_tenant_header)
+      refuse(Status::Unauthenticated, "no key: wanted the header '", kKeyHeader,
+             ": KEY' or 'Authorization: Bearer KEY'");
+    // Without keys a request is of the one tenant that has none, if there is just one.
+    const auto open = [](const auto& one) { return one.key_sha256.empty(); };
+    if (std::ranges::count_if(tenants_, open) > 1 || (keys && !tenants_.empty()))
+      refuse(Status::Unauthenticated, "whose request this is was not said: wanted the header '",
+             config_.serve.trust_tenant_header ? kTenantHeader : kKeyHeader, "'");
+    const auto one = std::ranges::find_if(tenants_, open);
+    if (one != tenants_.end()) found = &*one;
+  }
+  if (!keys) caller.admin = true;  // on this host alone, or told to be insecure
+  caller.name = found ? found->name : tenants_.empty() ? "default" : tenants_[0].name;
+  caller.tenant = pool_.tenant(caller.name);
+  return caller;
+}
+
+void Service::log_access(const Access& access) {
+  const auto& answer = *access.answer;
+  access_log_.write(
+      observe::JsonObject({{"time", std::chrono::duration<double>(
+                                        std::chrono::system_clock::now().time_since_epoch())
+                                        .count()},
+                           {"protocol", access.protocol},
+                           {"id", answer.id},
+                           {"traceparent", *access.traceparent},
+                           {"tenant", *access.tenant},
+                           {"model", answer.model},
+                           {"replica", answer.replica},
+                           {"batch", answer.batch},
+                           {"queue_us", to_us(answer.timing.queue)},
+                           {"compute_us", to_us(answer.timing.compute)},
+                           {"status", status_name(answer.outcome.status)},
+                           {"error", answer.outcome.text}})
+          .text());
+}
+
+Pool::TicketPtr Service::submit(Request request, const Caller& caller, const char* protocol,
+                                OnAnswer on_answer, OnText on_text) {
+  if (!access_log_.on())
+    return pool_.submit(std::move(request), caller.tenant, std::move(on_answer),
+                        std::move(on_text));
+  auto logged = [this, protocol, tenant = caller.name, traceparent = request.traceparent,
+                 then = std::move(on_answer)](Answer answer) {
+    log_access({&answer, protocol, &tenant, &traceparent});
+    then(std::move(answer));
+  };
+  return pool_.submit(std::move(request), caller.tenant, std::move(logged), std::move(on_text));
+}
+
+void Service::log_refused(const Outcome& outcome, const std::string& model, const std::string& id,
+                          const char* protocol) {
+  if (!access_log_.on()) return;
+  const Answer answer{.outcome = outcome, .model = model, .id = id};
+  const std::string none;
+  log_access({&answer, protocol, &none, &none});
+}
+
+bool Service::ready() const { return !draining_ && pool_.ready(); }
+
+ModelView Service::need_model(const std::string& name, const std::string& version) const {
+  auto model = pool_.find(name, version);
+  if (!model)
+    refuse(Status::NotFound, "there is no model '", name, "'",
+           version.empty() ? "" : cat(" of version ", version));
+  return std::move(*model);
+}
+
+bool Service::model_ready(const std::string& name, const std::string& version) const {
+  return need_model(name, version).state == ModelState::Ready && !draining_;
+}
+
+std::shared_ptr<const Facts> Service::facts(const std::string& name,
+                                            const std::string& version) const {
+  const auto model = need_model(name, version);
+  if (!model.facts) refuse(Status::Unavailable, "model '", name, "' is not ready");
+  return model.facts;
+}
+
+std::string Service::server_metadata() const {
+  return ordered{{"name", "yoke"},
+                 {"version", kVersion},
+                 {"extensions",
+                  {"model_repository", "model_repository(unload_dependents)", "model_configuration",
+                   "binary_tensor_data", "parameters", "statistics", "sequence", "generate"}}}
+      .dump();
+}
+
+std::string Service::model_metadata(const std::string& name, const std::string& version) const {
+  const auto model = need_model(name, version);
+  const auto facts = this->facts(name, version);
+  json versions = json::array();
+  for (const auto& one : pool_.view().models)
+    if (one.name == name && (version.empty() || one.version == version) && one.facts)
+      versions.push_back(one.version);
+  return ordered{{"name", name},
+                 {"versions", versions},
+                 {"platform", facts->platform},
+                 {"inputs", ports_of(facts->inputs)},
+                 {"outputs", ports_of(facts->outputs)}}
+      .dump();
+}
+
+std::string Service::model_config(const std::string& name, const std::string& version) const {
+  const auto model = need_model(name, version);
+  const auto facts = this->facts(name, version);
+  ordered config{{"name", name},
+                 {"platform", facts->platform},
+                 {"backend", "yoke"},
+                 {"max_batch_size", facts->batch},
+                 {"input", config_ports(*facts, facts->inputs)},
+                 {"output", config_ports(*facts, facts->outputs)},
+                 {"instance_group",
+                  {{{"name", name},
+                    {"count", std::max<int64_t>(model.config.replicas, 1)},
+                    {"kind", model.config.devices.starts_with("cuda") ? "KIND_GPU" : "KIND_CPU"}}}},
+                 {"model_transaction_policy", {{"decoupled", false}}}};
+  if (facts->stateful)
+    config["sequence_batching"] = ordered::object();
+  else if (facts->batch > 1)
+    config["dynamic_batching"] = ordered::object();
+  return config.dump();
+}
+
+void Service::need_admin(const Caller& caller, const char* what) const {
+  if (!caller.admin)
+    refuse(Status::Forbidden, what, " needs an admin's key: see serve.admin_key_sha256");
+}
+
+std::string Service::statistics(const std::string& name, const std::string& version,
+                                const Caller& caller) const {
+  need_admin(caller, "reading statistics of all tenants");
+  if (!name.empty()) need_model(name, version);
+  ordered list = ordered::array();
+  for (const auto& model : pool_.view().models)
+    if (model.facts && (name.empty() || model.name == name) &&
+        (version.empty() || model.version == version))
+      list.push_back(stats_of(model));
+  return ordered{{"model_stats", list}}.dump();
+}
+
+std::string Service::repository_index(bool only_ready) const {
+  ordered list = ordered::array();
+  std::vector<std::string> there;
+  for (const auto& model : pool_.view().models) {
+    there.push_back(model.name);
+    if (only_ready && model.state != ModelState::Ready) continue;
+    list.push_back({{"name", model.name},
+                    {"version", model.version},
+                    {"state", to_text(model.state)},
+                    {"reason", model.reason}});
+  }
+  const MutexLock lock(mutex_);
+  for (const auto& [name, model] : known_)
+    if (!only_ready && !std::ranges::count(there, name))
+      list.push_back({{"name", name},
+                      {"version", model.version},
+                      {"state", "UNAVAILABLE"},
+                      {"reason", "unloaded"}});
+  return list.dump();
+}
+
+std::string Service::usage(const Caller& caller) const {
+  ordered list = ordered::array();
+  for (const auto& tenant : pool_.view().tenants) {
+    if (!caller.admin && tenant.name != caller.name) continue;
+    ordered models = ordered::array();
+    for (const auto& [name, usage] : tenant.by_model)
+      models.push_back({{"model", name},
+                        {"requests", usage.requests},
+                        {"rows", usage.rows},
+                        {"device_seconds", usage.device_s}});
+    list.push_back({{"tenant", tenant.name},
+                    {"device_seconds", tenant.device_s},
+                    {"borrowed_seconds", tenant.borrowed_s},
+                    {"refused", tenant.refused},
+                    {"models", models}});
+  }
+  return ordered{{"tenants", list}}.dump();
+}
+
+std::string Service::view(const Caller& caller) const {
+  need_admin(caller, "the view of all tenants");
+  const auto view = pool_.view();
+  ordered models = ordered::array(), replicas = ordered::array(), tenants = ordered::array();
+  for (const auto& model : view.models)
+    models.push_back({{"name", model.name},
+                      {"version", model.version},
+                      {"state", to_text(model.state)},
+                      {"reason", model.reason},
+                      {"waiting", model.waiting},
+                      {"rows", model.stats.rows},
+                      {"batches", model.stats.batches},
+                      {"requests", model.stats.success.count},
+                      {"failed", model.stats.fail.count}});
+  for (const auto& replica : view.replicas)
+    replicas.push_back({{"replica", replica.number},
+                        {"model", replica.model},
+                        {"device", replica.device},
+                        {"state", replica.state},
+                        {"restarts", replica.restarts},
+                        {"computing", replica.computing},
+                        {"staged", replica.staged},
+                        {"pid", replica.pid},
+                        {"batches", replica.batches},
+                        {"rows", replica.rows},
+                        {"busy_s", std::chrono::duration<double>(replica.busy).count()}});
+  for (const auto& tenant : view.tenants)
+    tenants.push_back({{"name", tenant.name},
+                       {"guaranteed", tenant.share.guaranteed},
+                       {"ceiling", tenant.share.ceiling},
+                       {"waiting", tenant.waiting},
+                       {"device_s", tenant.device_s},
+                       {"borrowed_s", tenant.borrowed_s},
+                       {"refused", tenant.refused},
+                       {"p50_ms", tenant.p50_ms},
+                       {"p99_ms", tenant.p99_ms}});
+  return ordered{
+      {"ready", ready()},
+      {"draining", draining_ || view.draining},
+      {"devices", view.devices},
+      {"time_s", std::chrono::duration<double>(SteadyClock().now().time_since_epoch()).count()},
+      {"models", models},
+      {"replicas", replicas},
+      {"tenants", tenants}}
+      .dump();
+}
+
+// NAME.pt, NAME.pt2, NAME/ with a model.toml or numbered versions, NAME/ that is a run or the like.
+ModelConfig Service::find_in_folders(const std::string& name) const {
+  namespace fs = std::filesystem;
+  if (name.empty() || name.find('/') != name.npos || name.starts_with('.'))
+    refuse(Status::Invalid, "'", name, "' is no name for a model");
+  for (const auto& folder : config_.serve.models) {
+    for (const auto* ending : {".pt", ".pt2"})
+      if (fs::exists(fs::path(folder) / (name + ending)))
+        return {.name = name, .path = (fs::path(folder) / (name + ending)).string()};
+    const fs::path own = fs::path(folder) / name;
+    if (!fs::is_directory(own)) continue;
+    if (fs::exists(own / "model.toml")) {
+      const auto config = parse_config(read_file(own / "model.toml"), own / "model.toml");
+      if (config.models.size() != 1)
+        refuse(Status::Invalid, "'", (own / "model.toml").string(), "' has ", config.models.size(),
+               " [[model]] sections, wanted one");
+      auto model = config.models[0];
+      model.name = name;
+      return model;
+    }
+    int64_t newest = -1;
+    for (const auto& entry : fs::directory_iterator(own))
+      if (is_number(entry.path().filename().string()))
+        newest = std::max(newest, int64_t(std::stoll(entry.path().filename().string())));
+    for (const auto* file : {"model.pt", "model.pt2"})
+      if (newest >= 0 && fs::exists(own / std::to_string(newest) / file))
+        return {.name = name,
+                .path = (own / std::to_string(newest) / file).string(),
+                .version = std::to_string(newest)};
+    return {.name = name, .path = own.string()};
+  }
+  refuse(Status::NotFound, "there is no model '", name, "' in the config, nor in the folders of ",
+         "serve.models");
+}
+
+void Service::load(const std::string& name, const std::string& parameters, const Caller& caller) {
+  need_admin(caller, "loading a model");
+  ModelConfig model;
+  {
+    const MutexLock lock(mutex_);
+    const auto known = known_.find(name);
+    model = known != known_.end() ? known->second : find_in_folders(name);
+  }
+  if (!parameters.empty() && json::parse(parameters, nullptr, false).contains("config"))
+    refuse(Status::Unsupported, "a config is not taken with a request; put a model.toml beside ",
+           "the model");
+  try {
+    pool_.load_and_wait(model, Duration(int64_t(config_.serve.start_s * 1e9)));
+  } catch (const Error& error) {
+    refuse(error.kind() == Kind::Timeout ? Status::Unavailable : Status::Invalid,
+           "failed to load '", name, "': ", error.what());
+  }
+  const MutexLock lock(mutex_);
+  known_[name] = model;
+}
+
+void Service::unload(const std::string& name, const Caller& caller) {
+  need_admin(caller, "unloading a model");
+  if (!pool_.unload(name)) refuse(Status::NotFound, "there is no model '", name, "'");
+}
+
+void Service::reload(const Caller& caller) {
+  need_admin(caller, "changing the tenants");
+  try {
+    reload();
+  } catch (const Error& error) {
+    refuse(Status::Invalid, "the tenants stay as they are: ", error.what());
+  }
+}
+
+void Service::reload() {
+  if (!reread_) fail(Kind::Config, "the server was started without a config to read again");
+  const Config config = reread_();
+  check(config);
+  pool_.set_tenants(config.tenants);
+  const MutexLock lock(mutex_);
+  tenants_ = config.tenants;
+  log_.info("tenants were read again", {{"tenants", tenants_.size()}});
+}
+
+}  // namespace yoke::serve

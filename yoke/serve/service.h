@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+// What `yoke serve` offers, whatever the protocol: who may ask what, models and their descriptions,
+// requests, the repository, statistics. REST and gRPC are fronts of this. Descriptions are JSON, as
+// REST gives them; gRPC's messages have the same fields and are read from it.
+// Threads: any. All that is refused is thrown as Refused.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "yoke/serve/access_log.h"
+#include "yoke/serve/pool.h"
+
+namespace yoke::serve {
+
+inline constexpr const char* kKeyHeader = "yoke-key";        // or "authorization: Bearer KEY"
+inline constexpr const char* kTenantHeader = "yoke-tenant";  // with trust_tenant_header
+
+struct Caller {
+  int tenant = 0;
+  std::string name = {};
+  bool admin = false;
+};
+
+class Service {
+ public:
+  // Begins to load the models of the config. `reread` gives the config anew, for reload().
+  Service(const Config& config, const PoolOptions& options, observe::Log log,
+          observe::Registry& metrics, std::function<Config()> reread = {});
+  ~Service();
+
+  // `key` as it came, without "Bearer "; both empty where there are none.
+  Caller identify(std::string_view key, std::string_view tenant) const;
+
+  // As Pool's, with a line in the access log when it is answered. `protocol` is "http" or "grpc".
+  Pool::TicketPtr submit(Request request, const Caller& caller, const char* protocol,
+                         OnAnswer on_answer, OnText on_text = {});
+  void cancel(const Pool::TicketPtr& ticket) { pool_.cancel(ticket); }
+  // A line for what never became a request of the pool.
+  void log_refused(const Outcome& outcome, const std::string& model, const std::string& id,
+                   const char* protocol);
+
+  bool ready() const;
+  bool draining() const { return draining_; }
+  // Throws NotFound where there is no such model.
+  bool model_ready(const std::string& name, const std::string& version) const;
+  std::shared_ptr<const Facts> facts(const std::string& name, const std::string& version) const;
+
+  // JSON. An empty version is the newest that is ready.
+  std::string server_metadata() const;
+  std::string model_metadata(const std::string& name, const std::string& version) const;
+  std::string model_config(const std::string& name, const std::string& version) const;
+  // {"model_stats":[…]}; an empty name is all models.
+  std::string statistics(const std::string& name, const std::string& version,
+                         const Caller& caller) const;
+  std::string repository_index(bool only_ready) const;  // [{"name",…},…]
+  std::string usage(const Caller& caller) const;        // of the caller, or of all for an admin
+  std::string view(const Caller& caller) const;         // for `yoke top`; admins only
+  // By an admin. load() returns when the model is ready, and throws with the reason where it fails.
+  void load(const std::string& name, const std::string& parameters_json, const Caller& caller);
+  void unload(const std::string& name, const Caller& caller);
+  // Takes the tenants and keys of the config anew.
+  void reload(const Caller& caller);
+  void reload();
+
+  // Not ready from now on, though requests are taken still.
+  void begin_drain() { draining_ = true; }
+  Pool& pool() { return pool_; }
+  const Config& config() const { return config_; }
+
+ private:
+  struct Access {
+    const Answer* answer;
+    const char* protocol;
+    const std::string *tenant, *traceparent;
+  };
+  void log_access(const Access& access);
+  void need_admin(const Caller& caller, const char* what) const;
+  ModelView need_model(const std::string& name, const std::string& version) const;
+  ModelConfig find_in_folders(const std::string& name) const;
+
+  const Config config_;
+  const std::function<Config()> reread_;
+  const observe::Log log_;
+  mutable Mutex mutex_;
+  std::vector<TenantConfig> tenants_ YOKE_GUARDED_BY(mutex_);
+  std::map<std::string, ModelConfig> known_ YOKE_GUARDED_BY(mutex_);  // that load() may name
+  std::atomic<bool> draining_{false};
+  AccessLog access_log_;
+  Pool pool_;
+};
+
+}  // namespace yoke::serve

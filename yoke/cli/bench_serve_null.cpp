@@ -135,6 +135,8 @@ void bench_null(BenchServe& bench) {
     ways.push_back({cat("binary x", connections), binary, connections});
     if (serve::has_grpc_load()) ways.push_back({cat("gRPC x", connections), grpc, connections});
   }
+  yoke->pause();
+  for (const auto& [name, server] : others) server->pause();
   for (const auto& way : ways) {
     std::vector<Contest> contests{{.name = "yoke", .server = &*yoke}};
     for (const auto& [name, server] : others) {
@@ -143,8 +145,11 @@ void bench_null(BenchServe& bench) {
       contests.push_back({name, server.get(), name.starts_with("echo")});
     }
     for (int round = 0; round < kRounds; ++round)
-      for (auto& contest : contests)
+      for (auto& contest : contests) {
+        contest.server->resume();
         contest.speeds.push_back(measure(bench, contest, way.asks, way.connections));
+        contest.server->pause();  // some are busy while nobody asks them
+      }
     const Speed ours = median(contests[0].speeds);
     for (const auto& contest : contests) {
       const Speed speed = median(contest.speeds);

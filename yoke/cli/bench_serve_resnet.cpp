@@ -127,8 +127,7 @@ void bench_resnet(BenchServe& bench) {
     report = run(bench.length());
     cpu = (yoke->cpu_seconds() - before) / double(std::max<uint64_t>(report.requests, 1));
     throughput = report.per_second();
-    const auto stats = nlohmann::json::parse(
-        serve::get(yoke->http(), "/v2/models/resnet/stats"))["model_stats"][0];
+    const auto stats = nlohmann::json::parse(yoke.get("/v2/models/resnet/stats"))["model_stats"][0];
     batch =
         stats.value("inference_count", 1.0) / std::max(1.0, stats.value("execution_count", 1.0));
   }

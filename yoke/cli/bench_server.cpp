@@ -64,7 +64,7 @@ std::map<pid_t, Process> all_processes() {
 
 }  // namespace
 
-std::string own_program() { return fs::read_symlink("/proc/self/exe").string(); }
+std::string own_program() { return "/proc/self/exe"; }
 
 BenchServer::BenchServer(std::vector<std::string> command, Duration patience) {
   const fs::path port_file = scratch_.path() / "ports", log = scratch_.path() / "log";
@@ -105,6 +105,7 @@ BenchServer::BenchServer(std::vector<std::string> command, Duration patience) {
 
 BenchServer::~BenchServer() {
   if (!exit_code_) {
+    resume();
     ::kill(pid_, SIGTERM);
     wait(std::chrono::seconds(5));
   }
@@ -132,6 +133,13 @@ double BenchServer::cpu_seconds() const {
 
 void BenchServer::signal(int number) const {
   if (!exit_code_) ::kill(pid_, number);
+}
+
+void BenchServer::pause() const {
+  if (!exit_code_) ::kill(-pid_, SIGSTOP);
+}
+void BenchServer::resume() const {
+  if (!exit_code_) ::kill(-pid_, SIGCONT);
 }
 
 std::optional<int> BenchServer::wait(Duration patience) {
@@ -164,6 +172,10 @@ YokeServer::YokeServer(const std::string& models_and_tenants, const std::string&
   server_.emplace(std::vector<std::string>{own_program(), "serve", config.string()});
 }
 
+std::string YokeServer::get(const std::string& path) const {
+  return serve::get(server_->http(), path, kAdmin);
+}
+
 std::map<std::string, double> YokeServer::device_seconds() const {
   const std::string text = serve::get(server_->address("metrics"), "/metrics");
   std::map<std::string, double> found;
@@ -176,7 +188,7 @@ std::map<std::string, double> YokeServer::device_seconds() const {
 }
 
 std::vector<pid_t> YokeServer::worker_pids() const {
-  const auto view = nlohmann::json::parse(serve::get(server_->http(), "/v2/yoke/view", kAdmin));
+  const auto view = nlohmann::json::parse(get("/v2/yoke/view"));
   std::vector<pid_t> pids;
   for (const auto& replica : view.at("replicas"))
     if (const auto pid = replica.at("pid").get<pid_t>(); pid > 0) pids.push_back(pid);

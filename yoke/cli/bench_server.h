@@ -17,7 +17,7 @@
 
 namespace yoke::cli {
 
-// This program.
+// This program, also where it has been built anew meanwhile.
 std::string own_program();
 
 class BenchServer {
@@ -37,6 +37,9 @@ class BenchServer {
   // Processor time of it and of all it started that still runs.
   double cpu_seconds() const;
   void signal(int number) const;
+  // Stops it and all it started, so that it takes no time from others, until it is resumed.
+  void pause() const;
+  void resume() const;
   std::optional<int> wait(Duration patience);  // for its end: the exit code, 128+n after signal n
   std::string last_words() const;
 
@@ -53,6 +56,7 @@ class YokeServer {
   explicit YokeServer(const std::string& models_and_tenants, const std::string& serve_keys = {});
   BenchServer* operator->() { return &*server_; }
   BenchServer& operator*() { return *server_; }
+  std::string get(const std::string& path) const;  // as an admin
   // Device seconds so far, by tenant.
   std::map<std::string, double> device_seconds() const;
   std::vector<pid_t> worker_pids() const;  // of the replicas that are ready

@@ -217,8 +217,12 @@ int serve(const Options& options) {
   const Unpacked unpacked;
   const observe::Log log;
   observe::Registry metrics;
+  const auto& told = config.serve;
+  const int cores = std::max(1, host.num_usable_cpus);
+  const int threads = told.threads > 0 ? int(told.threads) : std::clamp(cores / 2, 1, 8);
   serve::PoolOptions pool{.slab_bytes = uint64_t(config.serve.slab_mb) << 20,
                           .poison = config.serve.poison,
+                          .own_thread = threads > 1,  // one alone does both without changing over
                           .start_timeout = Duration(int64_t(config.serve.start_s * 1e9)),
                           .host = &host};
   if (config.serve.workers == "threads")
@@ -229,8 +233,6 @@ int serve(const Options& options) {
   pool.workers.environment = {"AOTI_RUNTIME_CHECK_INPUTS=1", "TMPDIR=" + unpacked.path().string()};
   serve::Service service(config, pool, log, metrics, [options] { return read_config(options); });
   // Bound before the models are ready: who asks is told that they are not.
-  const auto& told = config.serve;
-  const int cores = std::max(1, host.num_usable_cpus);
   serve::HttpFront http(
       service, {.address = told.http,
                 .threads = told.threads > 0 ? int(told.threads) : std::clamp(cores / 2, 1, 8),
@@ -398,7 +400,8 @@ void add_serve(CLI::App& app) {
   fresh->callback([options] { make_key(*options); });
   auto* usage = verb->add_subcommand("usage", "Requests, rows and device seconds of each tenant");
   usage->add_option("URL", options->url, "Of a server, as http://127.0.0.1:8000")->required();
-  usage->add_option("--key", options->key, "A tenant's key, or an admin's for all; or YOKE_KEY");
+  usage->add_option("--key", options->key, "A tenant's key, or an admin's for all")
+      ->envname("YOKE_KEY");
   usage->add_flag("--json", options->json, "As JSON");
   usage->callback([options] { print_usage(options->url, options->key, options->json); });
   verb->require_subcommand(0, 1);

@@ -65,6 +65,16 @@ int64_t check_request(const std::string& model, const Facts& facts, Request& req
   }
   std::vector<Tensor> ordered;
   int64_t rows = 0;
+  for (const auto& input : request.inputs)
+    if (!std::ranges::count(facts.inputs, input.name, &Port::name))
+      refuse(Status::Invalid, of_model, " takes no input '", input.name, "'; it takes ",
+             join(names_of(facts.inputs), ", "));
+  if (request.inputs.size() > facts.inputs.size())
+    refuse(Status::Invalid, of_model, " was given an input twice; it takes ",
+           join(names_of(facts.inputs), ", "), ", once each");
+  if (request.parameters.sequence.size() > 200)
+    refuse(Status::Invalid, of_model, ": wanted a sequence_id of at most 200 bytes, got ",
+           request.parameters.sequence.size());
   for (const auto& port : facts.inputs) {
     const auto who = cat(of_model, ", input '", port.name, "'");
     const auto found = std::ranges::find(request.inputs, port.name, &Tensor::name);
@@ -88,13 +98,8 @@ int64_t check_request(const std::string& model, const Facts& facts, Request& req
         rows = found->shape[0];
       }
     }
-    ordered.push_back(std::move(*found));
-    found->name.clear();
+    ordered.push_back(*found);
   }
-  for (const auto& input : request.inputs)
-    if (!input.name.empty())
-      refuse(Status::Invalid, of_model, " takes no input '", input.name,
-             "', or it came twice; it takes ", join(names_of(facts.inputs), ", "));
   if (rows > facts.batch)
     refuse(Status::Invalid, of_model, ": wanted at most ", facts.batch, " rows, got ", rows);
   for (const auto& output : request.outputs)

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "yoke/serve/http_front.h"
 
-#include <boost/asio/bind_executor.hpp>
+#include <boost/asio/dispatch.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/posix/stream_descriptor.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/read.hpp>
 #include <boost/asio/ssl.hpp>
@@ -286,7 +287,8 @@ class Connection final : public Peer, public std::enable_shared_from_this<Connec
     if (request.parameters.stream.empty()) request.parameters.stream = name_;
     auto self = this->shared_from_this();
     auto on_answer = [self, number](Answer answer) mutable {
-      asio::post(self->lane_.context, [self, number, answer = std::move(answer)]() mutable {
+      // At once where the thread that watches the pool is the connection's own.
+      asio::dispatch(self->lane_.context, [self, number, answer = std::move(answer)]() mutable {
         self->answered(number, std::move(answer));
       });
     };
@@ -297,7 +299,7 @@ class Connection final : public Peer, public std::enable_shared_from_this<Connec
         Answer head;
         head.model = model;
         head.version = version;
-        asio::post(self->lane_.context, [self, number, piece = write_generated(head, text)] {
+        asio::dispatch(self->lane_.context, [self, number, piece = write_generated(head, text)] {
           self->stream(number, piece);
         });
       };
@@ -444,6 +446,7 @@ struct HttpFront::Impl {
   std::optional<asio::ssl::context> tls = {};
   std::vector<std::unique_ptr<Lane>> lanes = {};
   std::optional<tcp::acceptor> acceptor = {};
+  std::optional<asio::posix::stream_descriptor> pool = {};  // its events, where it has no thread
   asio::steady_timer again{lanes_first()};
   std::string address = {};
   size_t next = 0;
@@ -472,6 +475,10 @@ struct HttpFront::Impl {
       while (!shared.slow.closed())
         if (auto work = shared.slow.pop(std::chrono::seconds(1))) (*work)();
     });
+    if (const int file = shared.service.pool().watch_file(); file >= 0) {
+      pool.emplace(lanes[0]->context, ::dup(file));
+      watch();
+    }
     for (auto& lane : lanes) {
       sweep(*lane);
       lane->thread = std::jthread([&lane = *lane] { lane.context.run(); });
@@ -543,6 +550,14 @@ struct HttpFront::Impl {
     again.expires_after(std::chrono::milliseconds(10));
     again.async_wait([this](Failure cancelled) {
       if (!cancelled) accept_if_room();
+    });
+  }
+
+  void watch() {
+    pool->async_wait(asio::posix::stream_descriptor::wait_read, [this](Failure failure) {
+      if (failure) return;
+      shared.service.pool().watch_once();
+      watch();
     });
   }
 

@@ -126,7 +126,9 @@ class Router {
   static HttpReply health(bool yes) {
     return {.status = yes ? 200 : 503, .body = health_body(yes)};
   }
-  Caller caller() const { return service_.identify(call_.key, call_.tenant); }
+  Caller caller(bool must_be_tenant = false) const {
+    return service_.identify(call_.key, call_.tenant, must_be_tenant);
+  }
 
   HttpReply metadata() const {
     caller();
@@ -181,12 +183,15 @@ class Router {
     const bool pieces = action == "generate_stream";
     if (action != "infer" && action != "generate" && !pieces) return not_found();
     if (call_.method != "POST") return not_allowed("POST");
-    HttpRoute result{.caller = caller()};
+    HttpRoute result{.caller = caller(/*must_be_tenant=*/true)};
     Request request;
     if (action == "infer") {
       request = infer();
       result.form.encoding = choose_encoding(call_.accept_encoding);
     } else {
+      if (!service_.facts(name_, version_)->has_words)
+        refuse(Status::Unsupported, "model '", name_,
+               "' does not go on with texts; it takes infer requests");
       request = reader_.read_generate(*body());
       result.form.kind = pieces ? AnswerForm::Kind::TextPieces : AnswerForm::Kind::Text;
     }
@@ -216,7 +221,7 @@ class Router {
     for (const char c : call_.content_encoding) encoding += char(std::tolower(c));
     if (encoding.empty() || encoding == "identity") return call_.body;
     if (encoding != "gzip" && encoding != "deflate")
-      refuse(Status::Invalid, "Content-Encoding: got '", call_.content_encoding,
+      refuse(Status::Unsupported, "Content-Encoding: got '", call_.content_encoding,
              "', wanted gzip, deflate or none");
     return std::make_shared<const std::string>(inflate(*call_.body, max_body_));
   }

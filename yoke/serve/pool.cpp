@@ -3,6 +3,7 @@
 
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/timerfd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -53,8 +54,11 @@ Pool::Impl::Impl(const PoolOptions& options, observe::Log log, observe::Registry
   next_row_key_ = uint64_t(random()) << 32 | random();  // one pool's rows are not another's
   epoll_ = net::Descriptor(::epoll_create1(EPOLL_CLOEXEC));
   wake_ = net::Descriptor(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!epoll_ || !wake_) fail(Kind::Io, "cannot watch workers: ", std::strerror(errno));
-  listen(wake_.get(), UINT64_MAX);
+  timer_ = net::Descriptor(::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
+  if (!epoll_ || !wake_ || !timer_) fail(Kind::Io, "cannot watch workers: ", std::strerror(errno));
+  listen(wake_.get(), kWake);
+  listen(timer_.get(), kTimer);
+  wake();
 }
 
 std::shared_ptr<Model> Pool::Impl::find(const std::string& name, const std::string& version) const {
@@ -318,14 +322,17 @@ Pool::Pool(const PoolOptions& options, observe::Log log, observe::Registry& metr
     : impl_(std::make_unique<Impl>(options, std::move(log), metrics)) {
   auto& impl = *impl_;
   set_tenants({});
-  impl.watcher_ = std::jthread([&impl](const std::stop_token& stop) { impl.watch(stop); });
+  if (options.own_thread)
+    impl.watcher_ = std::jthread([&impl](const std::stop_token& stop) {
+      while (!stop.stop_requested()) impl.watch_once(1000);
+    });
 }
 
 Pool::~Pool() {
   stop_accepting();
   impl_->watcher_.request_stop();
   impl_->wake();
-  impl_->watcher_.join();
+  if (impl_->watcher_.joinable()) impl_->watcher_.join();
   Outbox outbox;
   {
     const MutexLock lock(impl_->mutex_);
@@ -341,7 +348,16 @@ Pool::~Pool() {
       impl_->answer(ticket, {Status::Unavailable, "the server ended"}, outbox);
   }
   impl_->send(outbox);
+  for (auto* hosted : impl_->all_hosted_) hosted->worker.reset();
+  // A replica's place holds its model, and the model its places.
+  for (auto* models : {&impl_->coming_, &impl_->going_})
+    for (const auto& model : *models) impl_->graveyard_.push_back(std::move(model->hosted));
+  for (const auto& [key, model] : impl_->models_)
+    impl_->graveyard_.push_back(std::move(model->hosted));
 }
+
+int Pool::watch_file() const { return impl_->options_.own_thread ? -1 : impl_->epoll_.get(); }
+void Pool::watch_once() { impl_->watch_once(0); }
 
 void Pool::set_tenants(const std::vector<TenantConfig>& given) {
   auto list = given;
@@ -365,8 +381,9 @@ void Pool::set_tenants(const std::vector<TenantConfig>& given) {
         impl.share_.add(config.share(), impl.clock_.now());  // its number is the tenant's
         tenant->device_s = &metrics.counter("yoke_tenant_device_seconds_total",
                                             "Device time of a tenant's rows.", labels);
-        tenant->borrowed_s = &metrics.counter("yoke_tenant_borrowed_seconds_total",
-                                              "Device time beyond its guarantee.", labels);
+        tenant->borrowed_s =
+            &metrics.counter("yoke_tenant_borrowed_seconds_total",
+                             "Device time taken while its guarantee was used up.", labels);
         tenant->requests =
             &metrics.counter("yoke_tenant_requests_total", "Requests that were answered.", labels);
         tenant->refusals =

@@ -6,8 +6,9 @@
 //
 // Every request that submit() takes is answered exactly once, by success, error, deadline or cancel
 // alike; those of one stream in the order in which they came.
-// Owns: the workers and one thread that watches them. Threads: all functions from any; answers come
-// on the caller's thread (refusals) or the watching one, and must not block.
+// Owns: the workers and one thread that watches them, or whoever calls watch_once() does. Threads:
+// all functions from any; answers come on the caller's thread (refusals) or the watching one, and
+// must not block.
 #pragma once
 
 #include <map>
@@ -32,6 +33,7 @@ struct PoolOptions {
   WorkerKind workers = {};
   uint64_t slab_bytes = 1ul << 30;
   bool poison = false;
+  bool own_thread = true;  // that watches; else someone calls watch_once()
   Duration start_timeout = std::chrono::seconds(120);
   Duration stuck_floor = std::chrono::seconds(1);  // no batch is stuck before
   const topo::Host* host = nullptr;                // what `auto` means, and its cores
@@ -127,6 +129,11 @@ class Pool {
 
   TicketPtr submit(Request request, int tenant, OnAnswer on_answer, OnText on_text = {});
   void cancel(const TicketPtr& ticket);
+
+  // Without a thread of its own: readable when there is something to do, which watch_once() does,
+  // always in the same thread. -1 with one.
+  int watch_file() const;
+  void watch_once();
 
   // No more requests are taken; true when all have been answered before `deadline`.
   void stop_accepting();

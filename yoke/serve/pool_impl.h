@@ -21,6 +21,9 @@ namespace yoke::serve {
 
 constexpr size_t kCopyUnlocked = 64 << 10;  // bytes from which on copying does not hold the mutex
 
+// What the watching thread is woken by, beside workers, which have their numbers.
+constexpr uint64_t kWake = UINT64_MAX, kTimer = UINT64_MAX - 1;
+
 struct Seat;
 struct Model;
 struct Hosted;
@@ -213,7 +216,8 @@ class Pool::Impl {
   void remove_from_queue(const Ticket& ticket);
 
   // watch.cpp
-  void watch(const std::stop_token& stop);
+  void watch_once(int timeout_ms);
+  void set_timer(Time next);
   void start(Hosted& hosted);
   void listen(int file, uint64_t what) const;
   void dismiss(Hosted& hosted);
@@ -236,7 +240,7 @@ class Pool::Impl {
   Time look_around(Outbox& outbox);  // when to look again
   void wake();
 
-  net::Descriptor epoll_, wake_;
+  net::Descriptor epoll_, wake_, timer_;
   std::vector<std::pair<Time, std::unique_ptr<Replica>>> leaving_;  // workers that end, since when
   std::vector<Hosted*> all_hosted_;
   std::vector<std::vector<std::unique_ptr<Hosted>>> graveyard_;  // of models that are gone

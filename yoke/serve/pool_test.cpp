@@ -239,7 +239,9 @@ TEST(PoolMultiproc, SurvivesARowThatKills) {
   EXPECT_EQ(all[60][0].outcome.status, Status::Internal);
   EXPECT_EQ(answers.count(Status::Ok), 199u);
   for (size_t i = 0; i < all.size(); ++i)
-    if (i != 60) EXPECT_EQ(floats(all[i][0])[0], 2.0f * float(i));
+    if (i != 60) {
+      EXPECT_EQ(floats(all[i][0])[0], 2.0f * float(i));
+    }
   int restarts = 0;
   for (const auto& replica : bench.pool.view().replicas) restarts += replica.restarts;
   EXPECT_LE(restarts, 2);

@@ -53,7 +53,7 @@ struct Request {
   std::string model = {}, version = {}, id = {};
   std::vector<Tensor> inputs = {};
   std::vector<WantedOutput> outputs = {};  // none: all
-  bool binary_output = false;              // unless an output says
+  bool binary_output = false;              // counts where no outputs are named
   Parameters parameters = {};
   std::optional<Prompt> prompt = {};  // instead of inputs
   std::string traceparent = {};

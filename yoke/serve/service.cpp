@@ -109,7 +109,7 @@ Service::Service(const Config& config, const PoolOptions& options, observe::Log 
 
 Service::~Service() = default;
 
-Caller Service::identify(std::string_view key, std::string_view tenant) const {
+Caller Service::identify(std::string_view key, std::string_view tenant, bool must_be_tenant) const {
   const MutexLock lock(mutex_);
   const bool keys = has_keys(config_, tenants_);
   const std::string digest = key.empty() ? "" : sha256(key);
@@ -133,7 +133,8 @@ Caller Service::identify(std::string_view key, std::string_view tenant) const {
              ": KEY' or 'Authorization: Bearer KEY'");
     // Without keys a request is of the one tenant that has none, if there is just one.
     const auto open = [](const auto& one) { return one.key_sha256.empty(); };
-    if (std::ranges::count_if(tenants_, open) > 1 || (keys && !tenants_.empty()))
+    const bool unclear = std::ranges::count_if(tenants_, open) > 1 || (keys && !tenants_.empty());
+    if (unclear && must_be_tenant)
       refuse(Status::Unauthenticated, "whose request this is was not said: wanted the header '",
              config_.serve.trust_tenant_header ? kTenantHeader : kKeyHeader, "'");
     const auto one = std::ranges::find_if(tenants_, open);
@@ -399,7 +400,9 @@ void Service::load(const std::string& name, const std::string& parameters, const
     const auto known = known_.find(name);
     model = known != known_.end() ? known->second : find_in_folders(name);
   }
-  if (!parameters.empty() && json::parse(parameters, nullptr, false).contains("config"))
+  const json given = parameters.empty() ? json::object() : json::parse(parameters, nullptr, false);
+  if (!given.is_object()) refuse(Status::Invalid, "the body: wanted a JSON object or nothing");
+  if (given.contains("parameters") && given.at("parameters").contains("config"))
     refuse(Status::Unsupported, "a config is not taken with a request; put a model.toml beside ",
            "the model");
   try {

@@ -3,6 +3,7 @@
 #include <signal.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/timerfd.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,7 +19,6 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-constexpr uint64_t kWake = UINT64_MAX;
 constexpr int kGivenUp = 4;              // quick deaths in a row, after which nobody waits for it
 constexpr int kFailsFast = 8;            // batches in a row that failed while others' did not
 constexpr Duration kQuick = seconds(5);  // a worker that ends sooner was not healthy
@@ -327,6 +327,14 @@ void Pool::Impl::take_rows(const Batch& batch, Entry& entry, std::vector<std::st
     if (header.has_rows) answer.outputs[i].shape[0] = ticket.rows;
   }
   for (size_t i = 0; i < answer.outputs.size(); ++i) answer.outputs[i].data = answer.holds[i];
+  if (!ticket.request.outputs.empty()) {
+    std::vector<Tensor> wanted;
+    for (const auto& output : ticket.request.outputs)
+      if (const auto found = std::ranges::find(answer.outputs, output.name, &Tensor::name);
+          found != answer.outputs.end())
+        wanted.push_back(*found);
+    answer.outputs = std::move(wanted);
+  }
   this->answer(entry.ticket, {}, outbox);
 }
 
@@ -537,44 +545,47 @@ Time Pool::Impl::look_around(Outbox& outbox) {
   return next;
 }
 
-void Pool::Impl::watch(const std::stop_token& stop) {
-  Time next = {};
-  while (!stop.stop_requested()) {
-    std::array<epoll_event, 64> events;
-    // Rounded up, so that it never spins before a moment.
-    const auto left = std::chrono::ceil<milliseconds>(next - clock_.now()).count();
-    const int count = ::epoll_wait(epoll_.get(), events.data(), int(events.size()),
-                                   int(std::clamp<int64_t>(left, 0, 1000)));
-    Outbox outbox;
-    {
-      const MutexLock lock(mutex_);
-      bool woken = false;
-      for (int i = 0; i < count; ++i) {
-        const uint64_t what = events[size_t(i)].data.u64;
-        if (what == kWake) {
-          uint64_t number = 0;
-          woken |= ::read(wake_.get(), &number, sizeof(number)) > 0;
-          continue;
-        }
-        const auto found =
-            std::ranges::find(all_hosted_, int(what >> 1), [](auto* one) { return one->number; });
-        if (found == all_hosted_.end() || !(*found)->worker) continue;
-        if (what & 1) {
-          heard(**found, outbox);
-          woken = true;  // a worker came or went
-        } else {
-          uint64_t number = 0;
-          if (::read((*found)->worker->done_event(), &number, sizeof(number)) < 0) continue;
-        }
+void Pool::Impl::watch_once(int timeout_ms) {
+  std::array<epoll_event, 64> events;
+  const int count = ::epoll_wait(epoll_.get(), events.data(), int(events.size()), timeout_ms);
+  Outbox outbox;
+  {
+    const MutexLock lock(mutex_);
+    bool woken = false;
+    for (int i = 0; i < count; ++i) {
+      const uint64_t what = events[size_t(i)].data.u64;
+      uint64_t number = 0;
+      if (what == kWake || what == kTimer) {
+        const int file = what == kWake ? wake_.get() : timer_.get();
+        woken |= ::read(file, &number, sizeof(number)) > 0;
+        continue;
       }
-      take_done(outbox);
-      if (woken || clock_.now() >= next) {
-        next = look_around(outbox);
-        if (queued_ > 0) pump();
+      const auto found =
+          std::ranges::find(all_hosted_, int(what >> 1), [](auto* one) { return one->number; });
+      if (found == all_hosted_.end() || !(*found)->worker) continue;
+      if (what & 1) {
+        heard(**found, outbox);
+        woken = true;  // a worker came or went
+      } else if (::read((*found)->worker->done_event(), &number, sizeof(number)) < 0) {
+        continue;
       }
     }
-    send(outbox);
+    take_done(outbox);
+    if (woken) {
+      const Time next = look_around(outbox);
+      if (queued_ > 0) pump();
+      set_timer(next);
+    }
   }
+  send(outbox);
+}
+
+void Pool::Impl::set_timer(Time next) {
+  const int64_t left = std::max<int64_t>((next - clock_.now()).count(), 1000);
+  const itimerspec spec{
+      .it_interval = {},
+      .it_value = {.tv_sec = left / 1'000'000'000, .tv_nsec = left % 1'000'000'000}};
+  ::timerfd_settime(timer_.get(), 0, &spec, nullptr);
 }
 
 }  // namespace yoke::serve

@@ -435,7 +435,7 @@ TEST(GrpcFront, TellsWhenToComeAgain) {
   ended.get_future().wait();
 }
 
-TEST(GrpcFront, TheDeadlineOfACallIsTheRequests) {
+TEST(GrpcFront, TheDeadlineOfACallEndsItsRequest) {
   Server server;
   Context context;
   context.set_deadline(std::chrono::system_clock::now() + 100ms);

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Files of models that Python writes are opened for what they are: TorchScript, a compiled package, an export that is not
-# compiled, weights alone.
+# compiled, weights alone; and run by a replica in batches of any size.
 . "$(dirname "${BASH_SOURCE[0]}")/expect.sh"
 
 python=$YOKE_TORCH/../../../../bin/python3
@@ -35,5 +35,10 @@ print("\n".join(f"{value:.9g}" for value in model(x).detach().flatten().tolist()
 PYTHON
 TORCHINDUCTOR_CACHE_DIR=$scratch/cache timeout 300 "$python" "$scratch/write.py" "$YOKE_TEST_PACKAGES" 2>"$scratch/log" ||
   { tail -5 "$scratch/log" && echo "this Python cannot compile a package" && exit 77; }
-timeout 100 "$YOKE_BUILD/rooms/models/yoke_models_tests" --gtest_filter='Packages.*' >"$scratch/test" || { cat "$scratch/test" && exit 1; }
-grep -q '^\[  PASSED  \] 1 test' "$scratch/test" || { cat "$scratch/test" && exit 1; }
+export AOTI_RUNTIME_CHECK_INPUTS=1 TMPDIR=$scratch/unpacked
+mkdir "$TMPDIR"
+for room in models runner; do
+  timeout 100 "$YOKE_BUILD/rooms/$room/yoke_${room}_tests" --gtest_filter='Packages.*' >"$scratch/test" 2>&1 || { cat "$scratch/test" && exit 1; }
+  grep -q '^\[  PASSED  \] 1 test' "$scratch/test" || { cat "$scratch/test" && exit 1; }
+done
+[[ -z $(ls "$TMPDIR") ]] || { echo "left behind: $(ls "$TMPDIR")" && exit 1; }

@@ -24,9 +24,61 @@ TIMEOUT_S = 10
 ANSWERS = pathlib.Path(__file__).with_name("serve_answers.json")
 HEADERS = ("content-type", "content-encoding", "inference-header-content-length", "retry-after")
 
-# Why our answer may differ from Triton's: the cases, by their names.
-REASONS = {}
-ALLOWED = {name: reason for reason, names in REASONS.items() for name in names}
+# Why our answer differs from Triton's: the statuses that we give, and the cases by their names.
+REASONS = {
+    "a mistake of the client's is 400; Triton says 500, which balancers take for a fault of the server": ((400,), [
+        "binary_header_short", "binary_size_fraction", "binary_size_negative", "binary_size_text", "body_and_more",
+        "body_array", "body_comment", "body_null", "body_number", "body_single_quotes", "body_spaces", "body_string",
+        "body_text", "body_truncated", "body_twice", "body_utf16", "body_without_last_brace", "body_zeros",
+        "bool_number", "bool_text", "bool_two", "chunked_with_length", "data_empty", "data_far_too_many",
+        "data_hexadecimal", "data_leading_zero", "data_no_leading_zero", "data_null", "data_number", "data_object",
+        "data_of_bools", "data_of_nulls", "data_of_objects", "data_of_text", "data_over_double", "data_plus_sign",
+        "data_text", "data_too_few", "data_too_many", "data_trailing_comma", "datatype_missing", "datatype_null",
+        "datatype_number", "dim_negative", "dim_too_huge", "dims_negative", "float64_of_bool", "gzip_truncated",
+        "gzip_two_members", "id_null", "id_number", "id_object", "index_broken_json", "index_ready_text",
+        "inputs_missing", "inputs_null", "inputs_object", "inputs_text", "int32_bool", "int32_exponent",
+        "int32_fraction", "int32_text", "int32_whole_float", "int64_far_over", "int64_over", "load_broken_json",
+        "name_missing", "name_null", "name_number", "output_binary_text", "output_name_number", "output_not_object",
+        "output_without_name", "outputs_null", "outputs_object", "parameter_binary_output_text",
+        "parameter_priority_negative", "parameter_priority_text", "parameter_sequence_start_text",
+        "parameter_timeout_negative", "parameters_array", "parameters_nested_endless", "parameters_null",
+        "parameters_text", "shape_missing", "shape_null", "shape_number", "shape_of_bools", "shape_of_floats",
+        "shape_of_fractions", "shape_of_nulls", "shape_of_text", "shape_text", "uint32_negative", "uint64_negative",
+        "uint64_over", "uint8_negative", "words_bool", "words_lone_surrogate", "words_null", "words_numbers"]),
+    "a number that does not fit its datatype is refused; Triton cuts off its upper bits": ((400,), [
+        "int8_over", "int8_under", "uint8_over", "int16_over", "uint16_over", "int32_over", "uint32_over",
+        "data_over_range"]),
+    "JSON has no NaN and no infinity; such values travel as binary": ((400,), [
+        "data_nan", "data_infinity", "data_minus_infinity", "float64_over"]),
+    "what is not JSON in UTF-8 is refused; Triton reads up to the first odd byte": ((400, 200), [
+        "body_not_utf8", "body_nul", "id_nul", "words_binary_not_utf8_to_json", "index_array"]),
+    "a value of the wrong kind is refused; Triton ignores it": ((400,), [
+        "input_parameters_array", "output_parameters_array", "binary_header_number_and_text"]),
+    "a body that is damaged or longer than what was compressed is refused": ((400,), [
+        "gzip_checksum", "gzip_and_more"]),
+    "names of codings have no case, and an empty one is none (RFC 9110)": ((200,), [
+        "accept_upper_case", "gzip_upper_case", "coding_empty"]),
+    "not there is 404 everywhere; Triton has 400, 500 or 200 in places": ((404,), [
+        "model_ready_unknown", "model_ready_unknown_version", "stats_unknown", "stats_unknown_version",
+        "load_unknown", "unload_unknown", "metadata_version_huge"]),
+    "a model's name in a path may be percent-encoded, as clients do": ((200,), [
+        "percent_name", "metadata_percent_name"]),
+    "generate is for models of words": ((501,), [
+        "generate", "generate_broken_json", "generate_cannot", "generate_stream_cannot", "generate_words"]),
+    "memory shared with clients is not offered": ((404, 501), [
+        "cuda_memory_status", "cuda_memory_unregister_all", "system_memory_register_missing_key",
+        "system_memory_register_no_such_key", "system_memory_status", "system_memory_unregister_all",
+        "system_memory_unregister_unknown", "input_shared_memory_unknown", "input_shared_memory_no_size",
+        "output_shared_memory_unknown"]),
+    "classification of outputs is not offered": ((501,), [
+        "output_classification"]),
+    "GET may be HEAD, and /v2/ is /v2": ((200,), [
+        "head", "server_metadata_slash"]),
+    "a space before a header's colon is refused, since proxies read it differently (RFC 9112)": ((400,), [
+        "header_space_before_colon"]),
+    "after Connection: close nothing more is answered": ((0,), [
+        "pipelined_after_close 2"])}
+ALLOWED = {name: statuses for statuses, names in REASONS.values() for name in names}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -687,6 +739,8 @@ def compare(ours, oracle, allowed):
             lines.append(f"{name}: {found}")
         if not found and name in allowed:
             lines.append(f"{name}: listed as different, but is not")
+        if name in allowed and ours[name]["status"] not in allowed[name]:
+            lines.append(f"{name}: status {ours[name]['status']}, where {allowed[name]} would be explained")
     return lines + [f"{name}: allowed to differ, but there is no such case" for name in allowed if name not in ours]
 
 

@@ -3,7 +3,7 @@
 
 #include <fcntl.h>
 #include <signal.h>
-#include <spawn.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -69,21 +69,21 @@ std::string own_program() { return "/proc/self/exe"; }
 BenchServer::BenchServer(std::vector<std::string> command, Duration patience) {
   const fs::path port_file = scratch_.path() / "ports", log = scratch_.path() / "log";
   command.insert(command.end(), {"--port-file", port_file.string()});
-  posix_spawn_file_actions_t files;
-  ::posix_spawn_file_actions_init(&files);
-  ::posix_spawn_file_actions_addopen(&files, 0, "/dev/null", O_RDONLY, 0);
-  ::posix_spawn_file_actions_addopen(&files, 1, log.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
-  ::posix_spawn_file_actions_adddup2(&files, 1, 2);
-  posix_spawnattr_t attributes;
-  ::posix_spawnattr_init(&attributes);
-  ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);
-  ::posix_spawnattr_setpgroup(&attributes, 0);
   auto arguments = c_strings(command);
-  const int error =
-      ::posix_spawnp(&pid_, arguments[0], &files, &attributes, arguments.data(), ::environ);
-  ::posix_spawn_file_actions_destroy(&files);
-  ::posix_spawnattr_destroy(&attributes);
-  if (error != 0) fail(Kind::Io, "cannot start ", command[0], ": ", std::strerror(error));
+  const pid_t parent = ::getpid();
+  pid_ = ::fork();
+  if (pid_ < 0) fail(Kind::Io, "cannot start ", command[0], ": ", std::strerror(errno));
+  if (pid_ == 0) {  // only what is safe between fork and exec
+    ::setpgid(0, 0);
+    ::prctl(PR_SET_PDEATHSIG, SIGTERM);  // a benchmark that is killed leaves no servers
+    const int in = ::open("/dev/null", O_RDONLY);
+    const int out = ::open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
+    if (::getppid() != parent || ::dup2(in, 0) < 0 || ::dup2(out, 1) < 0 || ::dup2(out, 2) < 0)
+      ::_exit(127);
+    ::execvp(arguments[0], arguments.data());
+    ::_exit(127);
+  }
+  ::setpgid(pid_, pid_);  // whoever comes first
   const Time deadline = now() + patience;
   while (true) {
     const std::string text = read_file(port_file);

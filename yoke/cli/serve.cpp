@@ -222,6 +222,7 @@ int serve(const Options& options) {
   const int threads = told.threads > 0 ? int(told.threads) : std::clamp(cores / 2, 1, 8);
   serve::PoolOptions pool{.slab_bytes = uint64_t(config.serve.slab_mb) << 20,
                           .poison = config.serve.poison,
+                          .trace = told.trace.empty() ? 0ul : 100'000ul,
                           .own_thread = threads > 1,  // one alone does both without changing over
                           .start_timeout = Duration(int64_t(config.serve.start_s * 1e9)),
                           .host = &host};
@@ -313,6 +314,7 @@ int serve(const Options& options) {
   const bool all = service.pool().drain({});
   http.shut_down(deadline);
   if (grpc) grpc->shut_down(deadline);
+  if (!told.trace.empty()) std::ofstream(told.trace) << service.pool().trace();
   if (!all) log.error("requests were left without an answer when serve.drain_s was over");
   return all ? 0 : 1;
 }

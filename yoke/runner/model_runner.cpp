@@ -30,9 +30,9 @@ at::ScalarType dtype_named(const std::string& precision) {
 std::string short_text(const std::exception& error) {
   std::string text = error.what();
   if (const auto at = text.find("\nException raised from "); at != text.npos) text.resize(at);
-  if (!text.starts_with("The following operation failed in the TorchScript")) return text;
   while (!text.empty() && text.back() == '\n') text.pop_back();
-  return text.substr(text.rfind('\n') + 1);
+  const bool of_script = text.starts_with("The following operation failed in the TorchScript");
+  return of_script ? text.substr(text.rfind('\n') + 1) : text;
 }
 
 std::vector<plan::Port> ports(const std::vector<std::string>& texts) {
@@ -47,6 +47,10 @@ std::vector<int64_t> buckets_up_to(int64_t batch, int64_t least) {
   for (int64_t rows = least; rows < batch; rows *= 2) buckets.push_back(rows);
   buckets.push_back(std::max(batch, least));
   return buckets;
+}
+
+double seconds_since(std::chrono::steady_clock::time_point begun) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
 }
 
 bool have_rows(const Values& values, int64_t rows) {
@@ -68,11 +72,11 @@ ModelRunner::ModelRunner(const serve::ReplicaSpec& spec) : lane_(at::Device(spec
     examine(spec);
   } else {
     name_outputs();
-    facts_.notes.push_back(kDeclareNote);
+    facts_.notes.emplace_back(kDeclareNote);
     if (model_->sets_state() && !spec.stateful)
       serve_alone("it keeps state between calls (forward() sets its own attributes)");
   }
-  facts_.load_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
+  facts_.load_s = seconds_since(begun);
 }
 
 void ModelRunner::open(const serve::ReplicaSpec& spec) {
@@ -157,81 +161,86 @@ void ModelRunner::examine(const serve::ReplicaSpec& spec) {
   if (const auto known =
           model_->whole() ? models::as_words(model_->whole()->architecture()) : std::nullopt)
     words = std::visit([](const auto& chosen) { return chosen.vocab; }, *known);
-  Samples samples(facts_.inputs, words);
-  const Compute compute = [&](const Values& inputs) { return this->compute(tried, inputs); };
-
-  Values inputs, reference;
-  if (dtype_ != at::kFloat) {
-    const auto exact =
-        models::open_loadable(spec.path, {.device = lane_.device(), .inputs = ports(spec.inputs)});
-    const auto lower = std::exchange(dtype_, at::kFloat);
-    const Compute exactly = [&](const Values& given) { return this->compute(*exact, given); };
-    const bool can = find_samples(samples, exactly);
-    if (can) {
-      inputs = samples.draw(std::clamp<int64_t>(facts_.batch, 1, 4));
-      for (const auto& part : reference = clone(exactly(clone(inputs))))
-        gives_.push_back(part.isTensor() ? part.toTensor().scalar_type() : at::kFloat);
-    }
-    dtype_ = lower;
-    if (!can) return;
+  const Samples samples(facts_.inputs, words);
+  const Compute compute = [&](const Values& inputs) { return try_out(tried, inputs, dtype_); };
+  Values one;
+  try {
+    one = tamed(samples, [&](Samples& some) {
+      const Values inputs = some.draw(1), before = clone(inputs);
+      const Values outputs = clone(compute(inputs));
+      copies_inputs_ = !close(inputs, before, 0);
+      return outputs;
+    });
+  } catch (const Threw& threw) {
+    if (facts_.platform == kPackage)  // which has no opinion on values
+      fail(Kind::Usage, "'", model_->name(), "' throws at what was declared: ", threw.text);
+    name_outputs();
+    if (!facts_.stateful)
+      serve_alone("it could not be tried, it throws at random numbers, zeros and ones: " +
+                  threw.text);
+    return;
   }
-  if (!find_samples(samples, compute)) return;
-  if (!reference.empty()) facts_.difference = difference(reference, compute(clone(inputs)));
-
-  const Values one = samples.draw(1), kept = clone(one);
-  const Values some = clone(compute(one));
-  copies_inputs_ = !close(one, kept, 0);
-  if (facts_.batch > 0) warm_up(spec, samples, compute);
-  const int64_t more = facts_.batch > 0 ? std::min<int64_t>(facts_.batch, 3) : 1;
-  const Values others = clone(compute(samples.draw(more)));
-  if (facts_.batch > 0 && !(have_rows(some, 1) && have_rows(others, more))) {
+  if (dtype_ != at::kFloat) {
+    measure(spec, samples, compute);
+    one = tamed(samples, [&](Samples& some) { return clone(compute(some.draw(1))); });
+  }
+  warm_up(spec, samples, compute);
+  const int64_t more = std::clamp<int64_t>(facts_.batch, 1, 3);
+  const Values others =
+      tamed(samples, [&](Samples& some) { return clone(compute(some.draw(more))); });
+  if (facts_.batch > 0 && !(have_rows(one, 1) && have_rows(others, more))) {
     facts_.batch = 0;
     facts_.buckets.clear();
     facts_.notes.push_back(
-        "requests are not batched: its outputs do not have a row for each of its "
-        "inputs'");
+        "requests are not batched: its outputs do not have a row for each of its inputs'");
   }
-  settle_outputs(some, others);
-  if (facts_.stateful) return;
-  const bool lower = dtype_ != at::kFloat;
-  const double tolerance = lower ? 3e-2 : lane_.device().is_cuda() ? 5e-3 : 1e-4;
+  settle_outputs(one, others);
+  if (!facts_.stateful) find_impurity(tried, samples, compute);
+}
+
+Values ModelRunner::try_out(models::Loadable& model, const Values& inputs, at::ScalarType dtype) {
   try {
-    const auto why = why_impure(tried, compute, samples, facts_.batch, tolerance);
-    if (!why.empty()) serve_alone(why);
+    return compute(model, inputs, dtype);
   } catch (const std::exception& error) {
-    serve_alone(cat("a batch throws whose rows do not: ", short_text(error)));
+    throw Threw{short_text(error)};
   }
 }
 
-// Values that the model does not throw at.
-bool ModelRunner::find_samples(Samples& samples, const Compute& compute) {
-  for (;;) {
-    try {
-      compute(samples.draw(1));
-      return true;
-    } catch (const std::exception& error) {
-      if (samples.tame()) continue;
-      if (facts_.platform == kPackage)  // whose inputs alone can be wrong
-        fail(Kind::Usage, "'", model_->name(),
-             "': it throws at what was declared: ", short_text(error));
-      name_outputs();
-      if (!facts_.stateful)
-        serve_alone(cat("it could not be tried, it throws at random numbers, zeros and ones: ",
-                        short_text(error)));
-      return false;
-    }
-  }
+// How far its outputs are from those in fp32, and what types they have there.
+void ModelRunner::measure(const serve::ReplicaSpec& spec, const Samples& samples,
+                          const Compute& compute) {
+  const auto exact =
+      models::open_loadable(spec.path, {.device = lane_.device(), .inputs = ports(spec.inputs)});
+  const int64_t rows = std::clamp<int64_t>(facts_.batch, 1, 4);
+  facts_.difference = tamed(samples, [&](Samples& some) {
+    const Values inputs = some.draw(rows);
+    const Values wanted = clone(try_out(*exact, inputs, at::kFloat));
+    gives_.clear();
+    for (const auto& part : wanted)
+      gives_.push_back(part.isTensor() ? part.toTensor().scalar_type() : at::kFloat);
+    return difference(wanted, compute(clone(inputs)));
+  });
 }
 
 // The profiler of TorchScript optimises what it saw at the second run.
-void ModelRunner::warm_up(const serve::ReplicaSpec& spec, Samples& samples,
+void ModelRunner::warm_up(const serve::ReplicaSpec& spec, const Samples& samples,
                           const Compute& compute) {
+  const auto twice = [&](int64_t rows) {
+    tamed(samples, [&](Samples& some) {
+      compute(some.draw(rows));
+      const auto begun = std::chrono::steady_clock::now();
+      const Values last = compute(some.draw(rows));
+      facts_.longest_s = std::max(facts_.longest_s, seconds_since(begun));
+      return last;
+    });
+  };
+  if (facts_.batch == 0) twice(1);
   for (size_t i = 0; i < facts_.buckets.size(); ++i) {
     const int64_t rows = std::min(facts_.buckets[i], facts_.batch);
     try {
-      for (int times = 0; times < 2; ++times) compute(samples.draw(rows));
-    } catch (const std::exception& error) {
-      const auto text = cat("batches of ", rows, " rows throw: ", short_text(error));
+      twice(rows);
+    } catch (const Threw& threw) {
+      const auto text = cat("batches of ", rows, " rows throw: ", threw.text);
       if (i == 0 || spec.batch > 0)
         fail(Kind::Config, "'", spec.path, "': ", text,
              i == 0 ? "" : cat("; set batch = ", facts_.buckets[i - 1]));
@@ -240,6 +249,24 @@ void ModelRunner::warm_up(const serve::ReplicaSpec& spec, Samples& samples,
       facts_.notes.push_back(cat("batch is ", facts_.batch, ": ", text));
       return;
     }
+  }
+}
+
+void ModelRunner::find_impurity(const models::Loadable& tried, const Samples& samples,
+                                const Compute& compute) {
+  const double tolerance = dtype_ != at::kFloat ? 3e-2 : lane_.device().is_cuda() ? 5e-3 : 1e-4;
+  bool told = true;
+  try {
+    const auto why = tamed(samples, [&](Samples& some) {
+      told = some.differ();
+      return why_impure(tried, compute, some, facts_.batch, tolerance);
+    });
+    if (!why.empty())
+      serve_alone(why);
+    else if (!told)
+      facts_.notes.emplace_back("its rows were compared by equal ones alone: it throws at others");
+  } catch (const Threw& threw) {
+    serve_alone("a batch throws whose rows do not: " + threw.text);
   }
 }
 
@@ -277,14 +304,14 @@ void ModelRunner::settle_outputs(const Values& some, const Values& more) {
   }
 }
 
-Values ModelRunner::compute(models::Loadable& model, Values inputs) {
+Values ModelRunner::compute(models::Loadable& model, Values inputs, at::ScalarType dtype) {
   const c10::InferenceMode no_gradients;
   const int64_t rows = facts_.batch > 0 ? inputs[0].toTensor().size(0) : 0;
   const int64_t full = filled(rows);
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (!inputs[i].isTensor()) continue;
     at::Tensor value = lane_.there(i, inputs[i].toTensor(), full);
-    if (dtype_ != at::kFloat && at::isFloatingType(value.scalar_type())) value = value.to(dtype_);
+    if (dtype != at::kFloat && at::isFloatingType(value.scalar_type())) value = value.to(dtype);
     inputs[i] = std::move(value);
   }
   const c10::IValue result = model.call(std::move(inputs));
@@ -294,7 +321,7 @@ Values ModelRunner::compute(models::Loadable& model, Values inputs) {
     if (!parts[i].isTensor()) continue;
     at::Tensor part = parts[i].toTensor();
     if (full != rows && part.dim() > 0 && part.size(0) == full) part = part.narrow(0, 0, rows);
-    if (dtype_ != at::kFloat && part.scalar_type() == dtype_)
+    if (dtype != at::kFloat && part.scalar_type() == dtype)
       part = part.to(i < gives_.size() ? gives_[i] : at::kFloat);
     parts[i] = std::move(part);
   }
@@ -307,8 +334,9 @@ models::Loadable& ModelRunner::instance_for(const serve::Call& call) {
   auto found = instances_.find(call.sequence);
   if (found == instances_.end()) {
     if (!call.sequence_start)
-      fail(Kind::Usage, "there is no sequence '", call.sequence,
-           "': it never began, failed, or gave way to others; wanted sequence_start");
+      fail(Kind::Usage,
+           "there is no such sequence: it never began, failed, or gave way to others; wanted "
+           "sequence_start");
     if (instances_.size() >= kMaxSequences)
       instances_.erase(std::ranges::min_element(instances_, {},
                                                 [](const auto& item) { return item.second.used; }));
@@ -329,7 +357,7 @@ void ModelRunner::run(const serve::Call& call, serve::Outputs& outputs) {
     inputs.reserve(call.inputs.size());
     for (const auto& view : call.inputs) inputs.push_back(as_value(view));
     if (copies_inputs_) inputs = clone(inputs);
-    give(compute(instance_for(call), std::move(inputs)), outputs);
+    give(compute(instance_for(call), std::move(inputs), dtype_), outputs);
   } catch (const std::exception& error) {
     instances_.erase(call.sequence);  // half changed
     const std::string text = short_text(error);

@@ -35,15 +35,17 @@ class ModelRunner final : public serve::Runner {
   void open_words(const std::string& tokenizer);
   void settle_batch(const serve::ReplicaSpec& spec);
   void examine(const serve::ReplicaSpec& spec);
-  bool find_samples(Samples& samples, const Compute& compute);
-  void warm_up(const serve::ReplicaSpec& spec, Samples& samples, const Compute& compute);
+  void measure(const serve::ReplicaSpec& spec, const Samples& samples, const Compute& compute);
+  void warm_up(const serve::ReplicaSpec& spec, const Samples& samples, const Compute& compute);
+  void find_impurity(const models::Loadable& tried, const Samples& samples, const Compute& compute);
   void settle_outputs(const Values& some, const Values& more);
   void name_outputs();
   void serve_alone(const std::string& why);
 
   models::Loadable& instance_for(const serve::Call& call);
   int64_t filled(int64_t rows) const;
-  Values compute(models::Loadable& model, Values inputs);
+  Values compute(models::Loadable& model, Values inputs, at::ScalarType dtype);
+  Values try_out(models::Loadable& model, const Values& inputs, at::ScalarType dtype);
   void end_if_lost(const std::string& text) const;
   void give(const Values& parts, serve::Outputs& outputs);
 

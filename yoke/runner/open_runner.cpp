@@ -31,14 +31,14 @@ serve::Facts inspect(const std::string& path) {
     facts.inputs = model->inputs();
     facts.declared = false;
     facts.bytes = model->bytes();
-    facts.notes.push_back(kDeclareNote);
+    facts.notes.emplace_back(kDeclareNote);
     if (model->sets_state())
       facts.notes.push_back(cat("forward() sets its own attributes", kStatefulNote));
   } else {
     facts.platform = "torch_aoti";
     facts.declared = false;
     facts.bytes = std::filesystem::file_size(path);
-    facts.notes.push_back("it says neither what it takes nor what it gives: declare its inputs");
+    facts.notes.emplace_back("it says neither what it takes nor what it gives: declare its inputs");
     for (const auto& [key, value] : models::package_metadata(path))
       if (!value.empty()) facts.notes.push_back(key + " " + value);
   }

@@ -71,11 +71,12 @@ at::Tensor Samples::tensor(const plan::Port& port, int64_t rows) {
   for (const auto& size : port.shape)
     sizes.push_back(std::clamp(sizes.empty() ? rows : others, size.least, size.most));
   const auto dtype = models::dtype_of(port.type);
-  if (draws_ == Draws::Zeros || draws_ == Draws::Ones)
-    return at::full(sizes, draws_ == Draws::Ones ? 1 : 0, dtype);
-  if (at::isFloatingType(dtype)) return at::randn(sizes, chance_, at::kFloat).to(dtype);
-  const int64_t most = dtype == at::kBool ? 2 : words_ > 0 ? words_ : kSmall;
-  if (draws_ == Draws::ZeroIntegers) return at::zeros(sizes, dtype);
+  if (!differ()) return at::full(sizes, draws_ == Draws::Ones ? 1 : 0, dtype);
+  const bool unit = draws_ == Draws::Unit;
+  if (at::isFloatingType(dtype))
+    return (unit ? at::rand(sizes, chance_, at::kFloat) : at::randn(sizes, chance_, at::kFloat))
+        .to(dtype);
+  const int64_t most = unit || dtype == at::kBool ? 2 : words_ > 0 ? words_ : kSmall;
   return at::randint(0, most, sizes, chance_, at::kLong).to(dtype);
 }
 

@@ -20,17 +20,34 @@ class Samples {
   // So many rows where the first size is free; other free sizes are 32 (8 of words), or as near as
   // may be.
   Values draw(int64_t rows);
-  // Tamer values from now on, for a model that throws: zeros for whole numbers, all zeros, all
-  // ones. False: there are none left.
+  // Tamer values from now on, for a model that throws: from 0 to 1, zeros, ones. False: there are
+  // none left.
   bool tame();
+  bool differ() const { return draws_ < Draws::Zeros; }  // from row to row
 
  private:
   at::Tensor tensor(const plan::Port& port, int64_t rows);
   const std::vector<plan::Port> inputs_;
   const int64_t words_;
-  enum class Draws { Random, ZeroIntegers, Zeros, Ones } draws_ = Draws::Random;
+  enum class Draws { Normal, Unit, Zeros, Ones } draws_ = Draws::Normal;
   at::Generator chance_;
 };
+
+// What a model threw, in short.
+struct Threw {
+  std::string text = {};
+};
+// Calls it with tamer and tamer samples until the model does not throw at them; else throws Threw.
+template <typename Fn>
+auto tamed(Samples samples, const Fn& fn) {
+  for (;;) {
+    try {
+      return fn(samples);
+    } catch (const Threw&) {
+      if (!samples.tame()) throw;
+    }
+  }
+}
 
 Values clone(const Values& values);
 // The largest absolute difference; NaN equals NaN. Infinite where types or shapes differ.
@@ -38,7 +55,7 @@ double difference(const Values& a, const Values& b);
 // With a tolerance relative to the largest value, for sums in another order.
 bool close(const Values& a, const Values& b, double tolerance);
 
-using Compute = std::function<Values(const Values& inputs)>;
+using Compute = std::function<Values(const Values& inputs)>;  // throws Threw
 // Why a row's answer is not its own alone; empty: it is. `batch`: the most rows, or 0 where there
 // are none; then calls are compared, not rows.
 std::string why_impure(const models::Loadable& model, const Compute& compute, Samples& samples,

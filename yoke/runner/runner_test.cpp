@@ -131,6 +131,7 @@ TEST_F(Runners, DeclaredInputsAreBatchedAndItsOutputsKnown) {
   EXPECT_EQ(facts.outputs[0].text(), "y:FP32[-1,3]");
   EXPECT_EQ(facts.bytes, 19 * sizeof(float));
   EXPECT_TRUE(facts.notes.empty()) << notes(*runner);
+  EXPECT_GT(facts.longest_s, 0);
   const at::Tensor x = numbers({5, 6});
   EXPECT_TRUE(run(*runner, {x})[0].equal(at::linear(x, numbers({3, 6}))));
 }
@@ -164,7 +165,7 @@ TEST_F(Runners, OutputsOfManyHaveNames) {
   EXPECT_EQ(pair->facts().outputs[1].text(), "output1:FP32[-1]");
   const auto list = open_runner(spec("return [x, x * 2]", inputs));
   EXPECT_TRUE(run(*list, {at::ones({1, 6})})[1].equal(at::full({1, 6}, 2.f)));
-  auto keyed = spec("return {'b': x, 'a': x.to(torch.int64)}", inputs);
+  auto keyed = spec("return {'b': x, 'a': x.long()}", inputs);
   const auto dictionary = open_runner(keyed);
   EXPECT_EQ(dictionary->facts().outputs[0].name, "b");
   EXPECT_EQ(dictionary->facts().outputs[1].text(), "a:INT64[-1,6]");
@@ -264,9 +265,9 @@ TEST_F(Runners, ASequenceHasAnInstanceOfItsOwn) {
   EXPECT_EQ(next("a", false), 212);
   EXPECT_EQ(next("a", true), 106);
   EXPECT_EQ(next("b", false, true), 212);
-  expect_part(refusal_of([&] { next("b", false); }), "there is no sequence 'b'");
+  expect_part(refusal_of([&] { next("b", false); }), "there is no such sequence");
   for (size_t i = 0; i < kMaxSequences; ++i) next(cat("many", i).c_str(), true);
-  expect_part(refusal_of([&] { next("a", false); }), "there is no sequence 'a'");
+  expect_part(refusal_of([&] { next("a", false); }), "there is no such sequence");
   EXPECT_EQ(next("many0", false), 212);
 }
 
@@ -440,7 +441,7 @@ TEST(Packages, RunWithBatchesOfAnySize) {
   };
   expect_part(with([](auto& spec) { spec.inputs = {}; }), "declare them");
   expect_part(with([](auto& spec) { spec.inputs = {"x:FP32[-1,4]"}; }),
-              "it throws at what was declared");
+              "throws at what was declared");
   expect_part(with([](auto& spec) { spec.batch = 100; }), "set batch = 64");
   expect_part(with([](auto& spec) { spec.stateful = true; }), "TorchScript alone");
   expect_part(with([](auto& spec) { spec.precision = "bf16"; }), "its precision with it");

@@ -37,6 +37,8 @@ Fields server_fields(ServerConfig& serve) {
        "of keys that may change what is served"},
       {"serve", "models", &serve.models, "folders that models may be loaded from at run time"},
       {"serve", "access_log", &serve.access_log, "a file, - for stderr; empty: none"},
+      {"serve", "trace", &serve.trace,
+       "a file that gets the times of the last batches at the end, for yoke trace; empty: none"},
       {"serve", "poison", &serve.poison, "overwrite memory that is free; for tests"},
       {"serve", "insecure", &serve.insecure, "listen beyond this host without keys"},
   };

@@ -49,7 +49,7 @@ const char* to_text(ModelState state) {
 }
 
 Pool::Impl::Impl(const PoolOptions& options, observe::Log log, observe::Registry& metrics)
-    : options_(options), log_(std::move(log)), metrics_(metrics) {
+    : options_(options), log_(std::move(log)), metrics_(metrics), trace_(options.trace) {
   std::random_device random;
   next_row_key_ = uint64_t(random()) << 32 | random();  // one pool's rows are not another's
   epoll_ = net::Descriptor(::epoll_create1(EPOLL_CLOEXEC));
@@ -624,6 +624,11 @@ std::optional<ModelView> Pool::find(const std::string& name, const std::string& 
   const auto model = impl_->find(name, version);
   if (!model) return std::nullopt;
   return impl_->view_of(*model);
+}
+
+std::string Pool::trace() const {
+  const MutexLock lock(impl_->mutex_);
+  return impl_->trace_.json();
 }
 
 PoolView Pool::view() const {

@@ -33,6 +33,7 @@ struct PoolOptions {
   WorkerKind workers = {};
   uint64_t slab_bytes = 1ul << 30;
   bool poison = false;
+  size_t trace = 0;        // batches of which the times are kept
   bool own_thread = true;  // that watches; else someone calls watch_once()
   Duration start_timeout = std::chrono::seconds(120);
   Duration stuck_floor = std::chrono::seconds(1);  // no batch is stuck before
@@ -140,6 +141,7 @@ class Pool {
   bool drain(Time deadline);
 
   PoolView view() const;
+  std::string trace() const;  // of the last batches, as JSON
   // Of an empty version the newest that is ready.
   std::optional<ModelView> find(const std::string& name, const std::string& version = "") const;
   bool ready() const;

@@ -13,6 +13,7 @@
 
 #include "yoke/base/mutex.h"
 #include "yoke/observe/metrics.h"
+#include "yoke/serve/batch_trace.h"
 #include "yoke/serve/channel.h"
 #include "yoke/serve/control.h"
 #include "yoke/serve/pool.h"
@@ -180,6 +181,7 @@ class Pool::Impl {
   std::map<std::string, Stream> streams_;
   std::multimap<Time, TicketPtr> deadlines_;
   FairShare share_{0};
+  BatchTrace trace_;
   uint64_t next_number_ = 1, next_row_key_;
   int next_replica_ = 0;
   size_t waiting_ = 0;            // requests without an answer

@@ -182,7 +182,10 @@ Pool::TicketPtr Service::submit(Request request, const Caller& caller, const cha
 void Service::log_refused(const Outcome& outcome, const std::string& model, const std::string& id,
                           const char* protocol) {
   if (!access_log_.on()) return;
-  const Answer answer{.outcome = outcome, .model = model, .id = id};
+  Answer answer;
+  answer.outcome = outcome;
+  answer.model = model;
+  answer.id = id;
   const std::string none;
   log_access({&answer, protocol, &none, &none});
 }

@@ -396,6 +396,8 @@ void Pool::Impl::account(const Batch& batch) {
     tenant.usage[model.config.name].device_s += part_s;
   }
   hosted.busy += time;
+  trace_.add({hosted.number, batch.rows, header.sealed_at, header.begun_at, header.computed_at,
+              header.done_at});
   ++hosted.batches;
   hosted.rows += batch.rows;
   ++model.stats.batches;

@@ -17,7 +17,8 @@ start_server() { # ARGUMENT…
     sleep 0.1
   done
   [[ -s $ports ]] || { cat "$scratch/server.log" >&2 && fail "the server was not ready in 60 s: yoke serve $*"; }
-  read -r http grpc metrics < <(sed 's/.*"http":"\([^"]*\)","grpc":"\([^"]*\)","metrics":"\([^"]*\)".*/\1 \2 \3/' "$ports")
+  local which
+  for which in http grpc metrics; do printf -v "$which" %s "$(sed "s/.*\"$which\":\"\([^\"]*\)\".*/\1/" "$ports")"; done
 }
 
 stop_server() { # wanted exit code

@@ -31,8 +31,8 @@ name = "m"
 path = "stand-in:ms=2"
 devices = "cpu:2"
 TOML
-key=$("$yoke" serve key new ann "$scratch/tenants.toml" 2>/dev/null | sed -n 's/^key *//p')
-admin=$("$yoke" serve key new admin 2>/dev/null | sed -n 's/^key *//p')
+key=$("$yoke" serve key new ann "$scratch/tenants.toml" 2>/dev/null | sed -n 's/^key  *//p')
+admin=$("$yoke" serve key new admin 2>/dev/null | sed -n 's/^key  *//p')
 [[ $key == yk-* && ${#key} == 67 ]] || fail "yoke serve key new gave '$key'"
 ! grep -q "$key" "$scratch/tenants.toml" || fail "the key itself was stored"
 digest=$(printf %s "$admin" | sha256sum | cut -d' ' -f1)
@@ -61,7 +61,7 @@ for series in 'nv_inference_request_success{model="m",version="1"} 2' 'nv_infere
   grep -qF "$series" "$scratch/metrics" || { cat "$scratch/metrics" && fail "no $series in the metrics"; }
 done
 # A second tenant, without a restart.
-second=$("$yoke" serve key new bob "$scratch/tenants.toml" 2>/dev/null | sed -n 's/^key *//p')
+second=$("$yoke" serve key new bob "$scratch/tenants.toml" 2>/dev/null | sed -n 's/^key  *//p')
 expect_answer 401 'not known' /v2/models/m/infer -d "$one" -H "yoke-key: $second"
 kill -HUP "$server"
 for ((i = 0; i < 50; ++i)); do [[ $(ask /v2/models/m/infer -d "$one" -H "yoke-key: $second") != 200* ]] || break; sleep 0.1; done
@@ -82,8 +82,11 @@ expect_answer 200 '"restarts":1' /v2/yoke/view
 workers=$(pgrep -P "$server" -f serve-worker)
 kill -9 "$server"
 wait "$server" 2>/dev/null || true
-for ((i = 0; i < 100; ++i)); do pgrep -f "^$yoke serve-worker|serve-worker" | grep -qxF "$workers" || break; sleep 0.1; done
-for one_worker in $workers; do ! kill -0 "$one_worker" 2>/dev/null || fail "worker $one_worker outlived its router"; done
+is_gone() { ! grep -qs '^State:.[^Z]' "/proc/$1/status"; }
+for one_worker in $workers; do
+  for ((i = 0; i < 100; ++i)); do ! is_gone "$one_worker" || break; sleep 0.1; done
+  is_gone "$one_worker" || fail "worker $one_worker outlived its router"
+done
 
 # TLS.
 if command -v openssl >/dev/null; then

@@ -214,6 +214,24 @@ void bench_limits(BenchServe& bench) {
                 .most = 76});
 }
 
+// What others do fails at least one of (a) and (b), else those would show nothing.
+void bench_control(BenchServe& bench, const std::string& policy) {
+  YokeServer server(models() + three_tenants(), cat("policy = \"", policy, "\"\n"));
+  std::vector<serve::LoadReport> beside;
+  run_sampled(bench, server, {offer("a", 0.25), offer("b", 0.25), offer("c", 1)}, kWindow, 1,
+              &beside);
+  const auto samples = run_sampled(bench, server, {flood("a"), flood("b"), flood("c")}, kWindow, 1);
+  const double lost = double(beside[0].failed() + beside[1].failed());
+  const double share_of_a = 100 * share(samples[0], samples[1], "a");
+  bench.report({.bench = "fair",
+                .what = cat("control ", policy, ": fails of (a) and (b)"),
+                .got = double(lost > 0) + double(std::abs(share_of_a - 50) > 2),
+                .least = 1,
+                .more = {{"lost", lost},
+                         {"p99_of_a_ms", beside[0].percentile_ms(0.99)},
+                         {"share_of_a", share_of_a}}});
+}
+
 }  // namespace
 
 void bench_fair(BenchServe& bench) {
@@ -222,6 +240,7 @@ void bench_fair(BenchServe& bench) {
   bench_floods(bench, "(c) c's rows cost 4x", "dear");
   bench_return(bench);
   bench_limits(bench);
+  for (const char* policy : {"fifo", "priority", "round_robin"}) bench_control(bench, policy);
 }
 
 }  // namespace yoke::cli

@@ -91,7 +91,7 @@ void bench_replicas(BenchServe& bench) {
                 .more = {{"per_s", stream}}});
   bench_open_loop(bench);
   try {
-    const double slowed = throughput(bench, how + ",slow=2@0", 4);
+    const double slowed = throughput(bench, how + ",first_times=2", 4);
     bench.report({.bench = "replicas",
                   .what = "4, one of them half as fast, of the sum",
                   .unit = "x",

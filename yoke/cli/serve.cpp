@@ -222,6 +222,7 @@ int serve(const Options& options) {
   const int threads = told.threads > 0 ? int(told.threads) : std::clamp(cores / 2, 1, 8);
   serve::PoolOptions pool{.slab_bytes = uint64_t(config.serve.slab_mb) << 20,
                           .poison = config.serve.poison,
+                          .policy = told.policy,
                           .trace = told.trace.empty() ? 0ul : 100'000ul,
                           .own_thread = threads > 1,  // one alone does both without changing over
                           .start_timeout = Duration(int64_t(config.serve.start_s * 1e9)),
@@ -415,6 +416,7 @@ void add_serve(CLI::App& app) {
   worker->callback([] {
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     serve::run_worker(net::Descriptor(3), runner::open_runner);
+    ::_exit(0);  // taking a GPU apart may hang
   });
 }
 

@@ -39,6 +39,8 @@ Fields server_fields(ServerConfig& serve) {
       {"serve", "access_log", &serve.access_log, "a file, - for stderr; empty: none"},
       {"serve", "trace", &serve.trace,
        "a file that gets the times of the last batches at the end, for yoke trace; empty: none"},
+      {"serve", "policy", &serve.policy, "whose turn it is; all but fair are for comparison",
+       "fair fifo priority round_robin"},
       {"serve", "poison", &serve.poison, "overwrite memory that is free; for tests"},
       {"serve", "insecure", &serve.insecure, "listen beyond this host without keys"},
   };
@@ -79,8 +81,8 @@ Fields tenant_fields(TenantConfig& tenant) {
 }
 
 bool is_local(const std::string& address) {
-  const std::string host = net::parse_address(address).host;
-  return host.starts_with("127.") || host == "::1" || host == "localhost";
+  const auto parsed = net::parse_address(address);
+  return parsed.host.starts_with("127.") || parsed.host == "::1" || parsed.host == "localhost";
 }
 
 bool is_digest(const std::string& text) {

@@ -25,6 +25,7 @@ struct ServerConfig {
   std::vector<std::string> models = {};  // folders that models may be loaded from at run time
   std::string access_log = {};           // a file, - for stderr, empty for none
   std::string trace = {};                // a file that gets the last batches at the end
+  std::string policy = "fair";           // others are for comparison
   bool poison = false;                   // overwrite slabs that are free (for tests)
   bool insecure = false;                 // others than this host may come without keys
 };

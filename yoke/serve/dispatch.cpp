@@ -59,6 +59,20 @@ bool Pool::Impl::may_use(int tenant, const Seat& seat) const {
   return tenants_[size_t(tenant)]->config.devices.empty();
 }
 
+// Whether a request that may have killed a worker can be tried again: one at a time, and only where
+// another replica goes on if it kills this one too.
+bool Pool::Impl::may_try(const Model& model) const {
+  const auto ready = std::ranges::count_if(
+      model.hosted, [](const auto& one) { return one->state == Hosted::State::Ready; });
+  if (ready < 2 && model.hosted.size() > 1) return false;
+  return std::ranges::none_of(seats_, [&](const Seat& seat) {
+    const auto suspect = [&](const BatchPtr& batch) {
+      return batch && batch->suspect && batch->model.get() == &model;
+    };
+    return suspect(seat.first) || suspect(seat.second);
+  });
+}
+
 // The first request of a tenant that this seat can take, or that fits into the batch.
 TicketPtr Pool::Impl::next_of(int number, const Seat& seat, const Batch* with) const {
   const auto& tenant = *tenants_[size_t(number)];
@@ -74,6 +88,7 @@ TicketPtr Pool::Impl::next_of(int number, const Seat& seat, const Batch* with) c
     for (const auto& [key, ticket] : queue) {
       if (++looked > kLookAhead) break;
       if (ticket->sticky && ticket->sticky->seat != &seat) continue;
+      if (ticket->alone && !may_try(*model)) continue;
       if (with) {
         if (is_single(*ticket) || ticket->shape_key != with->shape_key) continue;
         const int64_t room = with->capacity - with->rows;
@@ -93,6 +108,7 @@ std::optional<FairShare::Turn> Pool::Impl::pick(Seat& seat, const Batch* with, i
   if (waiting.empty()) return std::nullopt;
   if (seat.owner >= 0) return FairShare::Turn{.tenant = seat.owner};
   const Time now = clock_.now();
+  if (options_.policy != "fair") return pick_otherwise(seat, with, waiting);
   auto turn = share_.pick(now, waiting, idle);
   if (!turn) {
     const Time again = share_.retry_at(now, waiting);
@@ -102,6 +118,20 @@ std::optional<FairShare::Turn> Pool::Impl::pick(Seat& seat, const Batch* with, i
     }
   }
   return turn;
+}
+
+// What others do, to be compared with: the oldest request, the first tenant, everyone in turn.
+FairShare::Turn Pool::Impl::pick_otherwise(const Seat& seat, const Batch* with,
+                                           const std::vector<int>& waiting) {
+  int best = waiting[0];
+  const auto arrival = [&](int tenant) { return next_of(tenant, seat, with)->number; };
+  const auto turns = [&](int tenant) { return tenants_[size_t(tenant)]->turns; };
+  for (const int tenant : waiting)
+    if ((options_.policy == "fifo" && arrival(tenant) < arrival(best)) ||
+        (options_.policy == "round_robin" && turns(tenant) < turns(best)))
+      best = tenant;
+  ++tenants_[size_t(best)]->turns;
+  return {.tenant = best, .borrows = true};
 }
 
 BatchPtr Pool::Impl::open_batch(Seat& seat, const Ticket& first) {
@@ -161,6 +191,7 @@ BatchPtr Pool::Impl::open_batch(Seat& seat, const Ticket& first) {
   }
   header.inputs_end = at;
   batch->full = is_single(first);
+  batch->suspect = first.alone;
   if (tenants_[size_t(first.tenant)]->config.exclusive_batch) batch->only = first.tenant;
   hosted->used[size_t(batch->slab)] = true;
   hosted->next_slab = (hosted->next_slab + 1) % Channel::kSlabs;

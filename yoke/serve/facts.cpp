@@ -5,8 +5,8 @@
 
 namespace yoke::serve {
 
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ReplicaSpec, path, device, threads, inputs, outputs, batch,
-                                   precision, stateful, tokenizer)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ReplicaSpec, number, path, device, threads, inputs, outputs,
+                                   batch, precision, stateful, tokenizer)
 
 namespace {
 

@@ -12,6 +12,7 @@ namespace yoke::serve {
 
 // What a replica is made of.
 struct ReplicaSpec {
+  int64_t number = 0;     // among the replicas of its model
   std::string path = {};  // a file or folder, or "stand-in:…" (stand_in.h)
   std::string device = "cpu";
   int64_t threads = 1;                                 // of a CPU

@@ -112,7 +112,7 @@ class Connection final : public Peer, public std::enable_shared_from_this<Connec
     Failure ignored;
     beast::get_lowest_layer(stream_).set_option(tcp::no_delay(true), ignored);
     touch();
-    if constexpr (requires { stream_.async_handshake(asio::ssl::stream_base::server, nullptr); })
+    if constexpr (!std::is_same_v<Stream, tcp::socket>)
       stream_.async_handshake(asio::ssl::stream_base::server,
                               [self = this->shared_from_this()](Failure failure) {
                                 if (!failure) self->read();
@@ -273,7 +273,7 @@ class Connection final : public Peer, public std::enable_shared_from_this<Connec
     auto routed = route(shared_.service, lane_.reader, call, shared_.options.max_body_bytes);
     const uint64_t number = add_slot();
     auto& slot = *this->slot(number);
-    slot.keep_alive = head.keep_alive() && !shared_.closing;
+    slot.keep_alive = head.keep_alive() && !shared_.closing && !shared_.service.draining();
     slot.head_only = head.method() == http::verb::head;
     last_ = !slot.keep_alive;
     parser_.reset();

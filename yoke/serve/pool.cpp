@@ -297,7 +297,8 @@ void Pool::Impl::place(const std::shared_ptr<Model>& model) {
     hosted->number = next_replica_++;
     hosted->model = model;
     hosted->seat = &*seat;
-    hosted->spec = {.path = model->config.path,
+    hosted->spec = {.number = int64_t(i),
+                    .path = model->config.path,
                     .device = device,
                     .inputs = model->config.input,
                     .outputs = model->config.output,

@@ -33,8 +33,9 @@ struct PoolOptions {
   WorkerKind workers = {};
   uint64_t slab_bytes = 1ul << 30;
   bool poison = false;
-  size_t trace = 0;        // batches of which the times are kept
-  bool own_thread = true;  // that watches; else someone calls watch_once()
+  std::string policy = "fair";  // as serve.policy
+  size_t trace = 0;             // batches of which the times are kept
+  bool own_thread = true;       // that watches; else someone calls watch_once()
   Duration start_timeout = std::chrono::seconds(120);
   Duration stuck_floor = std::chrono::seconds(1);  // no batch is stuck before
   const topo::Host* host = nullptr;                // what `auto` means, and its cores

@@ -78,8 +78,9 @@ struct Batch {
   bool full = false;  // takes no more
   int only = -1;      // the one tenant whose rows it takes
   bool published = false, lost = false;
-  Time at = {};         // when it could begin
-  bool sealed = false;  // when it was last looked at
+  bool suspect = false;  // its request may have killed a worker
+  Time at = {};          // when it could begin
+  bool sealed = false;   // when it was last looked at
   uint64_t progress = 0;
   Time progress_at = {};
   SlabHeader& header() const { return *channel->slab(slab).header; }
@@ -141,6 +142,7 @@ struct Tenant {
   using Queue = std::map<std::pair<uint64_t, uint64_t>, TicketPtr>;
   std::map<Model*, Queue> queues = {};
   size_t waiting = 0;
+  uint64_t turns = 0;  // with the policy round_robin
   uint64_t refused = 0;
   std::map<std::string, Usage> usage = {};
   std::deque<double> latest_ms = {};
@@ -204,6 +206,7 @@ class Pool::Impl {
   // dispatch.cpp
   void pump();
   bool may_use(int tenant, const Seat& seat) const;
+  bool may_try(const Model& model) const;
   TicketPtr next_of(int tenant, const Seat& seat, const Batch* with) const;
   bool fill(Seat& seat, BatchPtr batch);
   BatchPtr open_batch(Seat& seat, const Ticket& first);
@@ -212,6 +215,8 @@ class Pool::Impl {
   bool withdraw(Seat& seat);
   void requeue(Entry& entry);
   void publish(Seat& seat, const BatchPtr& batch, std::vector<Entry> added);
+  FairShare::Turn pick_otherwise(const Seat& seat, const Batch* with,
+                                 const std::vector<int>& waiting);
   std::optional<FairShare::Turn> pick(Seat& seat, const Batch* with, int idle);
   Time free_at(const Seat& seat) const;
   Hosted* ready_on(const Seat& seat, const Model& model) const;

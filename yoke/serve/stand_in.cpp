@@ -28,16 +28,18 @@ class StandIn final : public Runner {
       const bool good =
           at != word.npos && std::from_chars(word.data() + at + 1, end, value).ptr == end;
       const std::string key = word.substr(0, at);
-      double* slot = key == "ms"          ? &ms_
-                     : key == "row_ms"    ? &row_ms_
-                     : key == "jitter_ms" ? &jitter_ms_
-                     : key == "value_ms"  ? &value_ms_
-                                          : nullptr;
+      double* slot = key == "ms"            ? &ms_
+                     : key == "row_ms"      ? &row_ms_
+                     : key == "jitter_ms"   ? &jitter_ms_
+                     : key == "value_ms"    ? &value_ms_
+                     : key == "first_times" ? &first_times_
+                                            : nullptr;
       if (!good || !slot)
         fail(Kind::Usage, "'", spec.path,
-             "': wanted stand-in:ms=10,row_ms=1,jitter_ms=5,value_ms=0.1");
+             "': wanted stand-in:ms=10,row_ms=1,jitter_ms=5,value_ms=0.1,first_times=2");
       *slot = value;
     }
+    if (spec.number > 0) first_times_ = 1;
     facts_.platform = "yoke_stand_in";
     for (const auto& text : spec.inputs) facts_.inputs.push_back(plan::parse_port(text));
     if (facts_.inputs.empty()) facts_.inputs = {plan::parse_port("x:FP32[-1,4]")};
@@ -68,7 +70,8 @@ class StandIn final : public Runner {
       for (size_t i = 0; i < count; ++i) to[i] = 2 * from[i];
     }
     const double chance = rng_.uniform(calls_++);
-    const double ms = ms_ + row_ms_ * double(rows) + jitter_ms_ * chance + value_ms_ * values;
+    const double ms =
+        first_times_ * (ms_ + row_ms_ * double(rows) + jitter_ms_ * chance + value_ms_ * values);
     if (ms > 0) std::this_thread::sleep_until(begun + std::chrono::nanoseconds(int64_t(ms * 1e6)));
   }
 
@@ -79,7 +82,7 @@ class StandIn final : public Runner {
     while (value == -3) std::this_thread::sleep_for(std::chrono::seconds(1));
   }
 
-  double ms_ = 0, row_ms_ = 0, jitter_ms_ = 0, value_ms_ = 0;
+  double ms_ = 0, row_ms_ = 0, jitter_ms_ = 0, value_ms_ = 0, first_times_ = 1;
   Facts facts_;
   const Rng rng_{1, "stand-in"};
   uint64_t calls_ = 0;

@@ -266,8 +266,9 @@ void Runner::generate(const std::string&, const std::string&,
 void run_worker(net::Descriptor line, const OpenRunner& open) {
   auto hello = receive_message(line.get(), SteadyClock().now() + std::chrono::seconds(60));
   if (!hello || hello->files.size() != 2) return;  // the router is gone
+  std::unique_ptr<Runner> runner;
   try {
-    const auto runner = open(parse_spec(hello->text));
+    runner = open(parse_spec(hello->text));
     Channel channel(std::move(hello->files[0]));
     send_message(line.get(), "ready " + to_json(runner->facts()));
     Worker(*runner, channel, hello->files[1].get()).loop(line.get());
@@ -275,6 +276,7 @@ void run_worker(net::Descriptor line, const OpenRunner& open) {
     send_message(line.get(), std::string("failed ") + error.what());
   } catch (const Fatal& fatal) {
     send_message(line.get(), "failed " + fatal.text);
+    (void)runner.release();  // what an error of a GPU has left cannot be taken apart in order
   }
 }
 

@@ -153,15 +153,18 @@ std::string placement(const serve::PoolView& view) {
 // A folder for what workers unpack, named by this process; those of dead ones are removed.
 class Unpacked {
  public:
-  Unpacked() : path_(fs::temp_directory_path() / cat("yoke-serve-", ::getpid())) {
+  Unpacked() {
     std::error_code ignored;
     for (const auto& entry : fs::directory_iterator(fs::temp_directory_path(), ignored)) {
       const std::string name = entry.path().filename().string();
-      const auto pid = name.starts_with("yoke-serve-") ? parse_int(name.substr(11)) : std::nullopt;
+      const auto pid = name.starts_with("yoke-serve-") ? parse_int(split(name.substr(11), '-')[0])
+                                                       : std::nullopt;
       if (pid && ::kill(pid_t(*pid), 0) != 0 && errno == ESRCH)
         fs::remove_all(entry.path(), ignored);
     }
-    fs::create_directories(path_);
+    std::string name = fs::temp_directory_path() / cat("yoke-serve-", ::getpid(), "-XXXXXX");
+    if (!::mkdtemp(name.data())) fail(Kind::Io, "cannot make a folder '", name, "'");
+    path_ = name;
   }
   ~Unpacked() {
     std::error_code ignored;
@@ -170,7 +173,7 @@ class Unpacked {
   const fs::path& path() const { return path_; }
 
  private:
-  const fs::path path_;
+  fs::path path_;
 };
 
 // Waits for one of the signals that end or change a server; 0 at the deadline.
@@ -226,6 +229,7 @@ int serve(const Options& options) {
                           .trace = told.trace.empty() ? 0ul : 100'000ul,
                           .own_thread = threads > 1,  // one alone does both without changing over
                           .start_timeout = Duration(int64_t(config.serve.start_s * 1e9)),
+                          .stuck_floor = Duration(int64_t(config.serve.stuck_s * 1e9)),
                           .host = &host};
   if (config.serve.workers == "threads")
     pool.workers.open = runner::open_runner;
@@ -377,8 +381,9 @@ void add_serve(CLI::App& app) {
   verb->add_option("MODELS", options->words,
                    "Model files (.pt, .pt2), runs, checkpoints or Hugging Face folders; or one "
                    "TOML file; then section.key=value on top of it");
-  verb->add_option("--input", options->inputs, "What the model takes, as 'x:FP32[-1,3,224,224]'");
-  verb->add_option("--output", options->outputs, "What it gives");
+  verb->add_option("--input", options->inputs, "What the model takes, as 'x:FP32[-1,3,224,224]'")
+      ->allow_extra_args(false);
+  verb->add_option("--output", options->outputs, "What it gives")->allow_extra_args(false);
   verb->add_option("--devices", options->devices, "cpu:2, cuda:0-3, cuda:0x2, auto");
   verb->add_option("--replicas", options->replicas, "How many; 0: one on each device");
   verb->add_option("--batch", options->batch, "Most rows computed at once; 1: each request alone");

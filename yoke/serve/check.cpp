@@ -56,10 +56,12 @@ int64_t check_request(const std::string& model, const Facts& facts, Request& req
   if (request.prompt) {
     if (!facts.has_words)
       refuse(Status::Unsupported, of_model, " does not go on with texts; it takes infer requests");
-    if (request.prompt->tokens < 1 || request.prompt->temperature < 0 ||
-        request.prompt->top_k < 0 || !(request.prompt->top_p > 0 && request.prompt->top_p <= 1))
+    constexpr int64_t kMostTokens = 1 << 20;
+    if (request.prompt->tokens < 1 || request.prompt->tokens > kMostTokens ||
+        request.prompt->temperature < 0 || request.prompt->top_k < 0 ||
+        !(request.prompt->top_p > 0 && request.prompt->top_p <= 1))
       refuse(Status::Invalid, of_model,
-             ": wanted max_tokens of at least 1, temperature and top_k of "
+             ": wanted max_tokens of 1 to 1048576, temperature and top_k of "
              "at least 0, top_p above 0 and at most 1");
     return 0;
   }

@@ -24,6 +24,8 @@ Fields server_fields(ServerConfig& serve) {
       {"serve", "grace_s", &serve.grace_s,
        "seconds between saying not ready and taking no more requests", 0},
       {"serve", "start_s", &serve.start_s, "seconds that a replica has to be ready", 0},
+      {"serve", "stuck_s", &serve.stuck_s,
+       "seconds; a batch that takes longer, and 4 x as long as any before, is stuck", 0},
       {"serve", "threads", &serve.threads, "that read and answer; 0: as the cores are", 0},
       {"serve", "max_connections", &serve.max_connections, "of clients at once", 1},
       {"serve", "max_body_mb", &serve.max_body_mb, "MiB of one request", 1},

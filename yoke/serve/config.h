@@ -15,6 +15,7 @@ struct ServerConfig {
   std::string workers = "processes";
   double drain_s = 30, grace_s = 0;
   double start_s = 120;  // for a worker to be ready
+  double stuck_s = 10;   // that a batch may take at least
   int64_t threads = 0;   // that read and answer HTTP; 0: as the cores are
   int64_t max_connections = 1024;
   int64_t max_body_mb = 256, slab_mb = 1024;

@@ -56,7 +56,8 @@ Hosted* Pool::Impl::ready_on(const Seat& seat, const Model& model) const {
 
 bool Pool::Impl::may_use(int tenant, const Seat& seat) const {
   if (seat.owner >= 0) return seat.owner == tenant;
-  return tenants_[size_t(tenant)]->config.devices.empty();
+  const auto& asks = *tenants_[size_t(tenant)];
+  return asks.config.devices.empty() || !asks.active;
 }
 
 // Whether a request that may have killed a worker can be tried again: one at a time, and only where
@@ -64,7 +65,9 @@ bool Pool::Impl::may_use(int tenant, const Seat& seat) const {
 bool Pool::Impl::may_try(const Model& model) const {
   const auto ready = std::ranges::count_if(
       model.hosted, [](const auto& one) { return one->state == Hosted::State::Ready; });
-  if (ready < 2 && model.hosted.size() > 1) return false;
+  const auto may_come_back = std::ranges::count_if(
+      model.hosted, [](const auto& one) { return one->quick_deaths < kGivenUp; });
+  if (ready < 2 && may_come_back > 1) return false;
   return std::ranges::none_of(seats_, [&](const Seat& seat) {
     const auto suspect = [&](const BatchPtr& batch) {
       return batch && batch->suspect && batch->model.get() == &model;
@@ -86,9 +89,9 @@ TicketPtr Pool::Impl::next_of(int number, const Seat& seat, const Batch* with) c
     if (!with && !ready_on(seat, *model)) continue;
     int looked = 0;
     for (const auto& [key, ticket] : queue) {
-      if (++looked > kLookAhead) break;
       if (ticket->sticky && ticket->sticky->seat != &seat) continue;
       if (ticket->alone && !may_try(*model)) continue;
+      if (++looked > kLookAhead) break;
       if (with) {
         if (is_single(*ticket) || ticket->shape_key != with->shape_key) continue;
         const int64_t room = with->capacity - with->rows;
@@ -112,10 +115,8 @@ std::optional<FairShare::Turn> Pool::Impl::pick(Seat& seat, const Batch* with, i
   auto turn = share_.pick(now, waiting, idle);
   if (!turn) {
     const Time again = share_.retry_at(now, waiting);
-    if (!retry_at_ || again < *retry_at_) {
-      retry_at_ = again;
-      wake();
-    }
+    if (!retry_at_ || again < *retry_at_) retry_at_ = again;
+    look_by(again);
   }
   return turn;
 }
@@ -251,7 +252,10 @@ bool Pool::Impl::fill(Seat& seat, BatchPtr batch) {
   seat.filled = batch;
   if (bytes >= kCopyUnlocked) mutex_.unlock();
   for (const auto& entry : added) copy_rows(*batch, entry);
-  if (bytes >= kCopyUnlocked) mutex_.lock();
+  if (bytes >= kCopyUnlocked) {
+    mutex_.lock();
+    wake();  // it may have been done meanwhile, unseen
+  }
   seat.filling = false;
   seat.filled = nullptr;
   if (fresh) batch->at = std::max(clock_.now(), batch == seat.first ? Time() : free_at(seat));
@@ -314,7 +318,9 @@ bool Pool::Impl::steal_for(Seat& seat) {
   for (auto& other : seats_) {
     if (&other == &seat || !other.second || other.owner != seat.owner) continue;
     const auto& batch = *other.second;
-    if (!ready_on(seat, *batch.model) || batch.entries.empty() || batch.entries[0].ticket->sticky)
+    const Hosted* here = ready_on(seat, *batch.model);
+    if (!here || here->used[size_t(here->next_slab)] || batch.entries.empty() ||
+        batch.entries[0].ticket->sticky)
       continue;
     if (withdraw(other)) return true;
   }
@@ -338,7 +344,7 @@ Time Pool::Impl::free_at(const Seat& seat) const {
 }
 
 void Pool::Impl::pump() {
-  std::vector<Seat*> busy;
+  std::vector<Seat*> busy, stole;
   for (bool moved = true; moved;) {
     moved = false;
     retry_at_.reset();
@@ -347,8 +353,13 @@ void Pool::Impl::pump() {
       if (seat.filling) continue;
       if (seat.first)
         busy.push_back(&seat);
-      else if ((queued_ > 0 && fill(seat, nullptr)) || (steal_for(seat) && fill(seat, nullptr)))
+      else if (queued_ > 0 && fill(seat, nullptr))
         moved = true;
+      else if (!std::ranges::count(stole, &seat) && steal_for(seat)) {
+        stole.push_back(&seat);  // once: whose turn it is here may be nobody's
+        moved = true;
+        fill(seat, nullptr);
+      }
     }
     if (queued_ == 0) continue;
     std::ranges::sort(busy, {}, [&](const Seat* seat) { return free_at(*seat); });
@@ -361,11 +372,11 @@ void Pool::Impl::pump() {
         const auto phase = SlabState::of(batch->header().state.load()).phase;
         return phase == Phase::Open || phase == Phase::Held;
       };
-      if (open(seat->first))
-        moved |= fill(*seat, seat->first);
+      if (open(seat->first) && fill(*seat, seat->first))
+        moved = true;
       else if (open(seat->second))
         moved |= fill(*seat, seat->second);
-      else if (!seat->second)
+      else if (!seat->second && !seat->filling)
         moved |= fill(*seat, nullptr);
       if (queued_ > 0 && make_way(*seat)) moved |= fill(*seat, nullptr);
     }

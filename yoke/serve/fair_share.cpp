@@ -66,8 +66,8 @@ std::optional<FairShare::Turn> FairShare::pick(Time now, const std::vector<int>&
     double least = 0;
     for (const int number : waiting) {
       const auto& tenant = tenants_[size_t(number)];
-      if (tenant.allowed <= 0 || (!borrows && (tenant.owed <= 0 || tenant.share.guaranteed == 0)))
-        continue;
+      const bool limited = tenant.share.ceiling < 1 && tenant.allowed <= 0;
+      if (limited || (!borrows && (tenant.owed <= 0 || tenant.share.guaranteed == 0))) continue;
       const double tag =
           borrows ? std::max(borrow_time_, tenant.borrow_tag) : std::max(own_time_, tenant.own_tag);
       if (!best || tag < least) {
@@ -103,6 +103,7 @@ void FairShare::start(Turn& turn, Duration predicted) {
   const auto [time, tag, weight] =
       turn.borrows ? std::tie(borrow_time_, tenant.borrow_tag, tenant.share.weight)
                    : std::tie(own_time_, tenant.own_tag, tenant.share.guaranteed);  // references
+  turn.weight = weight;
   time = std::max(time, tag);
   tag = time + cost / weight;
   tenant.owed = std::max(tenant.owed - cost, -most(tenant));  // what is borrowed long is forgotten
@@ -113,8 +114,7 @@ void FairShare::start(Turn& turn, Duration predicted) {
 void FairShare::finish(const Turn& turn, Duration measured) {
   auto& tenant = tenants_[size_t(turn.tenant)];
   const double more = seconds(measured) - seconds(turn.charged);
-  (turn.borrows ? tenant.borrow_tag : tenant.own_tag) +=
-      more / (turn.borrows ? tenant.share.weight : tenant.share.guaranteed);
+  (turn.borrows ? tenant.borrow_tag : tenant.own_tag) += more / turn.weight;
   tenant.owed = std::max(tenant.owed - more, -most(tenant));
   tenant.allowed -= more;
   tenant.running -= !turn.borrows;

@@ -39,6 +39,7 @@ class FairShare {
     int tenant = 0;
     bool borrows = false;
     Duration charged = {};
+    double weight = 1;  // by which it was charged
   };
   // Of the tenants that wait, with `idle` devices, one or more. None: all are at their ceilings, or
   // what is idle is kept for others; then retry_at() tells when to ask again.

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "yoke/serve/http_front.h"
 
+#include <fcntl.h>
+
 #include <boost/asio/dispatch.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
@@ -34,8 +36,9 @@ using Failure = boost::system::error_code;
 constexpr size_t kMostPipelined = 256;
 constexpr size_t kReadBytes = 16 << 10;
 constexpr size_t kHeaderBytes = 16 << 10;
-constexpr size_t kPadding = 64;  // beyond a body, for a JSON reader that reads ahead
-constexpr int kIdleTimes = 10;   // a quiet connection lasts so many times longer than a slow one
+constexpr size_t kTrusted = 1 << 20;  // bytes of a body that are made room for before they come
+constexpr size_t kPadding = 64;       // beyond a body, for a JSON reader that reads ahead
+constexpr int kIdleTimes = 10;  // a quiet connection lasts so many times longer than a slow one
 
 class Peer;
 
@@ -115,18 +118,27 @@ class Connection final : public Peer, public std::enable_shared_from_this<Connec
     if constexpr (!std::is_same_v<Stream, tcp::socket>)
       stream_.async_handshake(asio::ssl::stream_base::server,
                               [self = this->shared_from_this()](Failure failure) {
-                                if (!failure) self->read();
+                                if (failure) return self->close();
+                                self->greeted_ = true;
+                                self->read();
                               });
-    else
+    else {
+      greeted_ = true;
       read();
+    }
   }
 
   void look(Time now) override {
-    const bool busy = parser_ || writing_;
-    const Duration most = shared_.options.idle * (busy ? 1 : kIdleTimes);
+    const bool busy = parser_ || writing_ || !greeted_;
+    const bool full = shared_.connections >= shared_.options.max_connections;
+    const Duration quiet = full ? std::min<Duration>(shared_.options.idle, std::chrono::seconds(1))
+                                : shared_.options.idle * kIdleTimes;
     const bool waits = !slots_.empty() && !writing_;  // for us, not for the client
     if (shared_.closing && slots_.empty() && !parser_) close();
-    if (!waits && now - touched_ > most) abandon();
+    if (!waits && now - touched_ > (busy ? shared_.options.idle : quiet)) abandon();
+    // A head is not sent byte by byte.
+    const bool slow = parser_ && !parser_->is_header_done();
+    if (slow && now - parsing_since_ > shared_.options.idle) abandon();
   }
 
   void abandon() override {
@@ -186,6 +198,7 @@ class Connection final : public Peer, public std::enable_shared_from_this<Connec
     while (in_.size() > 0 && !last_ && !closed_ && slots_.size() < kMostPipelined) {
       if (!parser_) {
         parser_.emplace();
+        parsing_since_ = SteadyClock().now();
         parser_->header_limit(kHeaderBytes);
         parser_->body_limit(shared_.options.max_body_bytes);
       }
@@ -203,6 +216,7 @@ class Connection final : public Peer, public std::enable_shared_from_this<Connec
         auto& body = parser_->get().body();
         handle(body.empty() ? nullptr : std::make_shared<const std::string>(std::move(body)));
       } else if (failure == http::error::need_more) {
+        if (in_.size() > kHeaderBytes) return refuse(400, "a line of the request has no end");
         break;
       }
     }
@@ -220,30 +234,41 @@ class Connection final : public Peer, public std::enable_shared_from_this<Connec
       slot(number)->done = true;
       write();
     }
+    const auto coding = head.find(http::field::transfer_encoding);
+    if (coding != head.end() && !beast::iequals(coding->value(), "chunked")) {
+      refuse(400, "Transfer-Encoding: wanted chunked or none");
+      return true;
+    }
     if (!length || *length == 0) return false;
+    length_ = size_t(*length);
     body_ = std::make_shared<std::string>();
-    body_->reserve(size_t(*length) + kPadding);
-    const size_t have = std::min<size_t>(in_.size(), size_t(*length));
+    body_->reserve(std::min(length_, kTrusted) + kPadding);
+    const size_t have = std::min(in_.size(), length_);
     body_->append(static_cast<const char*>(in_.data().data()), have);
     in_.consume(have);
-    if (have == *length) {
+    if (have == length_) {
       handle(std::move(body_));
       parse();
       return true;
     }
-    body_->resize(size_t(*length));
     read_body(have);
     return true;
   }
 
+  // Memory grows with what has come, not with what was promised.
   void read_body(size_t have) {
     reading_ = true;
+    if (have == body_->size()) {
+      const size_t size = std::min(length_, std::max(2 * have, kTrusted));
+      body_->reserve(size + kPadding);
+      body_->resize(size);
+    }
     stream_.async_read_some(asio::buffer(body_->data() + have, body_->size() - have),
                             [self = this->shared_from_this(), have](Failure failure, size_t bytes) {
                               self->reading_ = false;
                               if (failure) return self->at_end(failure);
                               self->touch();
-                              if (have + bytes < self->body_->size())
+                              if (have + bytes < self->length_)
                                 return self->read_body(have + bytes);
                               self->handle(std::move(self->body_));
                               self->parse();
@@ -277,6 +302,7 @@ class Connection final : public Peer, public std::enable_shared_from_this<Connec
     slot.head_only = head.method() == http::verb::head;
     last_ = !slot.keep_alive;
     parser_.reset();
+    if (last_) swallow();  // to hear of it when the client goes
     if (routed.reply) return finish(number, std::move(*routed.reply));
     if (routed.slow) return run_slow(number, std::move(routed.slow));
     slot.form = std::move(routed.form);
@@ -412,13 +438,14 @@ class Connection final : public Peer, public std::enable_shared_from_this<Connec
   }
   void swallow() {
     in_.consume(in_.size());
-    if (closed_ || swallowed_ > (1 << 20)) return close();
+    if (closed_ || reading_) return;
+    if (swallowed_ > (1 << 20)) return abandon();
     reading_ = true;
     stream_.async_read_some(in_.prepare(kReadBytes),
                             [self = this->shared_from_this()](Failure failure, size_t bytes) {
                               self->reading_ = false;
                               self->swallowed_ += bytes;
-                              if (failure) return self->close();
+                              if (failure) return self->abandon();
                               self->swallow();
                             });
   }
@@ -430,14 +457,26 @@ class Connection final : public Peer, public std::enable_shared_from_this<Connec
   beast::flat_buffer in_;
   std::optional<http::request_parser<http::string_body>> parser_;
   std::shared_ptr<std::string> body_;
+  size_t length_ = 0;  // of the whole body
   std::deque<Slot> slots_;
   uint64_t first_ = 0;  // the number of the first slot
   std::vector<std::string> sending_;
   bool reading_ = false, writing_ = false, closed_ = false;
   bool last_ = false;  // no request after those that came is read
   size_t swallowed_ = 0;
-  Time touched_ = {};
+  bool greeted_ = false;  // TLS has shaken hands
+  Time touched_ = {}, parsing_since_ = {};
 };
+
+// Whoever holds it last, it is deleted by its lane's thread.
+template <typename Stream>
+std::shared_ptr<Connection<Stream>> make_connection(Shared& shared, Lane& lane, tcp::socket socket,
+                                                    auto&... arguments) {
+  return {new Connection<Stream>(shared, lane, std::move(socket), arguments...),
+          [&lane](Connection<Stream>* connection) {
+            asio::dispatch(lane.context, [connection] { delete connection; });
+          }};
+}
 
 }  // namespace
 
@@ -476,25 +515,38 @@ struct HttpFront::Impl {
         if (auto work = shared.slow.pop(std::chrono::seconds(1))) (*work)();
     });
     if (const int file = shared.service.pool().watch_file(); file >= 0) {
-      pool.emplace(lanes[0]->context, ::dup(file));
+      pool.emplace(lanes[0]->context, ::fcntl(file, F_DUPFD_CLOEXEC, 0));
       watch();
     }
     for (auto& lane : lanes) {
       sweep(*lane);
-      lane->thread = std::jthread([&lane = *lane] { lane.context.run(); });
+      lane->thread = std::jthread([&lane = *lane, &service = shared.service] {
+        while (!lane.context.stopped()) try {
+            lane.context.run();
+          } catch (const std::exception& error) {  // of one request; the others go on
+            service.log_refused({Status::Internal, error.what()}, "", "", "http");
+          }
+      });
     }
   }
 
   ~Impl() {
     shared.slow.close();
     slow.join();
+    while (shared.slow.pop({})) continue;
     // Clients that are left lose their answers; the service must not keep any of ours.
-    for (auto& lane : lanes) {
+    const Time deadline = SteadyClock().now() + std::chrono::seconds(2);
+    for (auto& lane : lanes)
       asio::post(lane->context, [&lane = *lane] {
         for (auto* peer : std::set(lane.peers)) peer->abandon();
-        lane.context.stop();
       });
+    while (shared.connections > 0 && SteadyClock().now() < deadline)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    const bool all_gone = shared.connections == 0;
+    for (auto& lane : lanes) {
+      lane->context.stop();
       lane->thread.join();
+      if (!all_gone) (void)lane.release();  // someone holds a connection still
     }
   }
 
@@ -530,11 +582,10 @@ struct HttpFront::Impl {
       if (!failure)
         asio::post(lane.context, [this, &lane, socket = std::move(socket)]() mutable {
           if (tls)
-            std::make_shared<Connection<asio::ssl::stream<tcp::socket>>>(shared, lane,
-                                                                         std::move(socket), *tls)
+            make_connection<asio::ssl::stream<tcp::socket>>(shared, lane, std::move(socket), *tls)
                 ->start();
           else
-            std::make_shared<Connection<tcp::socket>>(shared, lane, std::move(socket))->start();
+            make_connection<tcp::socket>(shared, lane, std::move(socket))->start();
         });
       // Further clients wait in the system's queue.
       if (!failure && shared.connections < shared.options.max_connections) return accept();

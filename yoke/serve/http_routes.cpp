@@ -30,7 +30,7 @@ std::string decode(std::string_view text) {
 
 // "/v2/models/a%20b?x" as {"v2", "models", "a b"}.
 std::vector<std::string> parts_of(std::string_view target) {
-  if (const size_t scheme = target.find("://"); scheme != target.npos) {
+  if (const size_t scheme = target.find("://"); !target.starts_with('/') && scheme != target.npos) {
     const size_t slash = target.find('/', scheme + 3);
     target = slash == target.npos ? "/" : target.substr(slash);
   }
@@ -154,6 +154,8 @@ class Router {
         return HttpReply{};
       } catch (const Refused& why) {
         return reply_to(why.outcome);
+      } catch (const std::exception& error) {
+        return reply_to(Outcome{Status::Internal, error.what()});
       }
     }};
   }
@@ -257,6 +259,8 @@ HttpReply reply_to(const Answer& answer, const AnswerForm& form) {
     return reply;
   } catch (const Refused& why) {
     return reply_to(why.outcome);
+  } catch (const std::exception& error) {
+    return reply_to(Outcome{Status::Internal, error.what()});
   }
 }
 

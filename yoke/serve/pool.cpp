@@ -144,7 +144,14 @@ void Pool::Impl::answer(const TicketPtr& ticket, Outcome outcome, Outbox& outbox
   ticket->answer.model = ticket->model ? ticket->model->config.name : ticket->request.model;
   ticket->answer.version = ticket->model ? ticket->model->config.version : ticket->request.version;
   ticket->answer.id = ticket->request.id;
-  if (!ticket->answer.outcome.ok()) ticket->answer.outputs.clear();
+  if (!ticket->answer.outcome.ok()) {
+    ticket->answer.outputs.clear();
+    for (const auto& seat : seats_)  // a text that nobody wants is not written to its end
+      for (const auto& batch : {seat.first, seat.second})
+        if (batch && batch->published && batch->header().is_prompt && !batch->entries.empty() &&
+            batch->entries[0].ticket == ticket)
+          batch->header().cancelled = 1;
+  }
   if (ticket->queued) {
     remove_from_queue(*ticket);
     ticket->queued = false;
@@ -266,19 +273,31 @@ ModelView Pool::Impl::view_of(const Model& model) const {
           .waiting = waiting_for(model)};
 }
 
-// A tenant's own devices: of those that it names, the last seats.
+// A tenant's own devices: of those that it names the first seats, which every model there has.
 void Pool::Impl::set_owners() {
   for (auto& seat : seats_) seat.owner = -1;
   for (size_t i = 0; i < tenants_.size(); ++i) {
     if (tenants_[i]->config.devices.empty() || !tenants_[i]->active) continue;
     for (const auto& device : topo::parse_devices(tenants_[i]->config.devices, options_.host))
-      for (auto seat = seats_.rbegin(); seat != seats_.rend(); ++seat)
-        if (seat->owner < 0 && seat->name.starts_with(topo::to_text(device) + "#")) {
-          seat->owner = int(i);
+      for (auto& seat : seats_)
+        if (seat.owner < 0 && seat.name.starts_with(topo::to_text(device) + "#")) {
+          seat.owner = int(i);
           break;
         }
   }
   count_devices();
+}
+
+// Requests for which there is no device any more.
+void Pool::Impl::answer_stranded(Outbox& outbox) {
+  std::vector<TicketPtr> stranded;
+  for (size_t i = 0; i < tenants_.size(); ++i)
+    for (const auto& [model, queue] : tenants_[i]->queues)
+      if (std::ranges::none_of(model->hosted,
+                               [&](const auto& one) { return may_use(int(i), *one->seat); }))
+        for (const auto& [key, ticket] : queue) stranded.push_back(ticket);
+  for (const auto& ticket : stranded)
+    answer(ticket, {Status::Unavailable, "its tenant has no devices any more"}, outbox);
 }
 
 void Pool::Impl::place(const std::shared_ptr<Model>& model) {
@@ -368,6 +387,8 @@ void Pool::set_tenants(const std::vector<TenantConfig>& given) {
     if (tenant.devices.empty()) shares.emplace_back(tenant.name, tenant.share());
   check_shares(shares);
   auto& impl = *impl_;
+  for (const auto& tenant : list)
+    if (!tenant.devices.empty()) topo::parse_devices(tenant.devices, impl.options_.host);
   Outbox outbox;
   {
     const MutexLock lock(impl.mutex_);
@@ -403,6 +424,7 @@ void Pool::set_tenants(const std::vector<TenantConfig>& given) {
     for (size_t i = 0; i < impl.tenants_.size(); ++i)
       if (!impl.tenants_[i]->active) impl.share_.change(int(i), {});
     impl.set_owners();
+    impl.answer_stranded(outbox);
     impl.pump();
   }
   impl.send(outbox);
@@ -458,7 +480,8 @@ void Pool::load_and_wait(const ModelConfig& config, Duration timeout) {
   const Time deadline = impl.clock_.now() + timeout;
   const MutexLock lock(impl.mutex_);
   const auto is_coming = [&] { return std::ranges::count(impl.coming_, model) > 0; };
-  while (is_coming() && model->state == ModelState::Loading && impl.clock_.now() < deadline)
+  while (is_coming() && model->state == ModelState::Loading && impl.clock_.now() < deadline &&
+         impl.accepting_)
     impl.changed_.wait_until(impl.mutex_, deadline);
   if (!is_coming()) return;
   const bool late = model->state == ModelState::Loading;
@@ -531,7 +554,9 @@ Pool::TicketPtr Pool::submit(Request request, int tenant, OnAnswer on_answer, On
     const int64_t rows = check_request(request.model, *facts, request);
     ticket->rows = std::max<int64_t>(rows, 1);
     uint64_t bytes = 0;
-    for (const auto& input : request.inputs) bytes += input.data.size() / size_t(ticket->rows) + 64;
+    for (const auto& input : request.inputs)
+      bytes += input.data.size() / size_t(input.type == Type::Bytes ? 1 : ticket->rows) + 64;
+    if (request.prompt) bytes += request.prompt->text.size() + 4096;
     if (bytes > impl.options_.slab_bytes / 2)
       refuse(Status::TooLarge, "model '", request.model, "': a row has ", bytes,
              " bytes, of at most ", impl.options_.slab_bytes / 2, "; serve.slab_mb makes it more");
@@ -561,7 +586,7 @@ Pool::TicketPtr Pool::submit(Request request, int tenant, OnAnswer on_answer, On
         ticket->todo = {{0, 1}};
       if (ticket->deadline) {
         impl.deadlines_.emplace(*ticket->deadline, ticket);
-        impl.wake();
+        impl.look_by(*ticket->deadline);
       }
       ++impl.waiting_;
       ++impl.tenants_[size_t(tenant)]->waiting;
@@ -570,6 +595,9 @@ Pool::TicketPtr Pool::submit(Request request, int tenant, OnAnswer on_answer, On
       impl.pump();
     } catch (Refused& why) {
       ticket->model = nullptr;
+      ticket->request.inputs.clear();  // a stream may keep it for long
+      ticket->request.holds.clear();
+      ticket->request.prompt.reset();
       if (model) {
         --model->in_flight;
         const auto status = why.outcome.status;
@@ -587,11 +615,6 @@ void Pool::cancel(const TicketPtr& ticket) {
   Outbox outbox;
   {
     const MutexLock lock(impl_->mutex_);
-    for (const auto& seat : impl_->seats_)
-      for (const auto& batch : {seat.first, seat.second})
-        if (batch && batch->published && batch->header().is_prompt && !batch->entries.empty() &&
-            batch->entries[0].ticket == ticket)
-          batch->header().cancelled = 1;
     impl_->answer(ticket, {Status::Cancelled, "the request was cancelled"}, outbox);
   }
   impl_->send(outbox);
@@ -600,6 +623,7 @@ void Pool::cancel(const TicketPtr& ticket) {
 void Pool::stop_accepting() {
   const MutexLock lock(impl_->mutex_);
   impl_->accepting_ = false;
+  impl_->changed_.notify_all();
 }
 
 bool Pool::drain(Time deadline) {

@@ -37,8 +37,8 @@ struct PoolOptions {
   size_t trace = 0;             // batches of which the times are kept
   bool own_thread = true;       // that watches; else someone calls watch_once()
   Duration start_timeout = std::chrono::seconds(120);
-  Duration stuck_floor = std::chrono::seconds(1);  // no batch is stuck before
-  const topo::Host* host = nullptr;                // what `auto` means, and its cores
+  Duration stuck_floor = std::chrono::seconds(10);  // no batch is taken for stuck before
+  const topo::Host* host = nullptr;                 // what `auto` means, and its cores
 };
 
 enum class ModelState { Loading, Ready, Unavailable, Unloading };

@@ -22,6 +22,7 @@ namespace yoke::serve {
 
 constexpr size_t kCopyUnlocked = 64 << 10;  // bytes from which on copying does not hold the mutex
 
+constexpr int kGivenUp = 4;  // quick deaths of a worker in a row, after which nobody waits for it
 // What the watching thread is woken by, beside workers, which have their numbers.
 constexpr uint64_t kWake = UINT64_MAX, kTimer = UINT64_MAX - 1;
 
@@ -97,6 +98,7 @@ struct Hosted {
   enum class State { Starting, Ready, Dead, Stopping } state = State::Dead;
   Time since = {}, start_at = {};
   int restarts = 0, quick_deaths = 0, failures = 0;  // failures: of batches, in a row
+  std::set<int> failed_for = {};                     // tenants of those failures
   std::string said = {};                             // why it ends
   int next_slab = 0;
   std::array<bool, Channel::kSlabs> used = {};
@@ -121,8 +123,11 @@ struct Model {
   std::string reason = {};
   std::shared_ptr<const Facts> facts = {};
   ModelStats stats = {};
-  double row_ns = 1e6;                         // what a row costs, lately
-  std::map<std::string, double> longest = {};  // nanoseconds of a batch, by shape
+  double row_ns = 1e6;  // what a row costs, lately
+  struct Longest {
+    double batch = 0, row = 0;  // nanoseconds
+  };
+  std::map<std::string, Longest> longest = {};  // by shape
   bool one_shape = false, given_up = false;
   size_t in_flight = 0;  // requests without an answer
   std::map<std::string, Hosted*> sequences = {};
@@ -197,6 +202,7 @@ class Pool::Impl {
   void admit(const TicketPtr& ticket);  // throws Refused
   void enqueue(const TicketPtr& ticket);
   void set_owners();
+  void answer_stranded(Outbox& outbox);
   void answer(const TicketPtr& ticket, Outcome outcome, Outbox& outbox);
   void send(Outbox& outbox);  // without the mutex
   void count(const Ticket& ticket);
@@ -224,7 +230,7 @@ class Pool::Impl {
 
   // watch.cpp
   void watch_once(int timeout_ms);
-  void set_timer(Time next);
+  void look_by(Time time);  // the watching thread looks around then, or before
   void start(Hosted& hosted);
   void listen(int file, uint64_t what) const;
   void dismiss(Hosted& hosted);
@@ -236,6 +242,7 @@ class Pool::Impl {
   Outcome unhealthy(const Model& model) const;
   void promote(Seat& seat);
   void take_done(Outbox& outbox);
+  static void check_header(SlabHeader& header);
   static std::vector<std::string> copy_outputs(const Batch& batch, const Entry& entry);
   void take_rows(const Batch& batch, Entry& entry, std::vector<std::string> outputs,
                  Outbox& outbox);
@@ -248,6 +255,7 @@ class Pool::Impl {
   void wake();
 
   net::Descriptor epoll_, wake_, timer_;
+  Time timer_at_ = Time::max();
   std::vector<std::pair<Time, std::unique_ptr<Replica>>> leaving_;  // workers that end, since when
   std::vector<Hosted*> all_hosted_;
   std::vector<std::vector<std::unique_ptr<Hosted>>> graveyard_;  // of models that are gone

@@ -24,6 +24,7 @@ pid_t spawn(const WorkerKind& kind, int line) {
   // Over another number first: onto itself it would stay closed on exec.
   const net::Descriptor moved(::fcntl(line, F_DUPFD_CLOEXEC, 10));
   posix_spawn_file_actions_adddup2(&actions, moved.get(), kLine);
+  posix_spawn_file_actions_addclosefrom_np(&actions, kLine + 1);  // sockets of clients
   posix_spawnattr_t attributes;
   posix_spawnattr_init(&attributes);
   // A Ctrl-C in the terminal is the router's to handle, and the router's masks are its own.
@@ -79,7 +80,7 @@ bool Replica::reap() {
 
 std::string Replica::how_it_ended() {
   if (pid_ == 0) return "its thread ended";
-  const auto deadline = SteadyClock().now() + std::chrono::milliseconds(20);
+  const auto deadline = SteadyClock().now() + std::chrono::milliseconds(5);
   while (!reap() && SteadyClock().now() < deadline)
     std::this_thread::sleep_for(std::chrono::microseconds(100));
   if (!status_) return "its line is closed";

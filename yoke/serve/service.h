@@ -31,8 +31,8 @@ class Service {
           observe::Registry& metrics, std::function<Config()> reread = {});
   ~Service();
 
-  // `key` as it came, without "Bearer "; both empty where there are none. `must_be_tenant`: it wants
-  // something computed, so it must be clear for whom.
+  // `key` as it came, without "Bearer "; both empty where there are none. `must_be_tenant`: it
+  // wants something computed, so it must be clear for whom.
   Caller identify(std::string_view key, std::string_view tenant, bool must_be_tenant = true) const;
 
   // As Pool's, with a line in the access log when it is answered. `protocol` is "http" or "grpc".

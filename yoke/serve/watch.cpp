@@ -19,9 +19,10 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-constexpr int kGivenUp = 4;              // quick deaths in a row, after which nobody waits for it
-constexpr int kFailsFast = 8;            // batches in a row that failed while others' did not
-constexpr Duration kQuick = seconds(5);  // a worker that ends sooner was not healthy
+// Batches in a row that failed while others' did not: of several tenants, or of one, whose own
+// fault it may be.
+constexpr int kFailsFast = 8, kFailsForOne = 32;
+constexpr Duration kQuick = seconds(5);     // a worker that ends sooner was not healthy
 constexpr Duration kUnknown = seconds(60);  // that a batch of a shape nobody has seen may take
 constexpr uint64_t kLarge = 64 << 20;       // bytes of a slab that are given back
 
@@ -93,8 +94,11 @@ void Pool::Impl::retire(const std::shared_ptr<Model>& model) {
 
 void Pool::Impl::became_ready(Hosted& hosted, const std::string& json) {
   auto facts = std::make_shared<Facts>(parse_facts(json));
-  facts->batch = std::min<int64_t>(facts->batch, hosted.worker->channel().max_rows());
+  facts->batch = std::clamp<int64_t>(facts->batch, 0, hosted.worker->channel().max_rows());
   auto model = hosted.model;
+  if (model->facts &&
+      (facts->inputs != model->facts->inputs || facts->batch != model->facts->batch))
+    fail(Kind::Config, "'", model->config.path, "' is another model than before; load it anew");
   hosted.state = Hosted::State::Ready;
   hosted.since = clock_.now();
   if (!model->facts) {
@@ -104,7 +108,7 @@ void Pool::Impl::became_ready(Hosted& hosted, const std::string& json) {
                                  &plan::Size::fixed);
     });
     model->one_shape = facts->declared && one_shape && !facts->has_words;
-    model->longest[""] = facts->longest_s * 1e9;
+    model->longest[""].batch = facts->longest_s * 1e9;
     if (facts->longest_s > 0 && facts->batch > 0)
       model->row_ns = facts->longest_s * 1e9 / double(facts->batch);
     model->facts = std::move(facts);
@@ -126,6 +130,7 @@ void Pool::Impl::became_ready(Hosted& hosted, const std::string& json) {
     model->state = ModelState::Ready;
     model->reason.clear();
   }
+  model->given_up = false;
   count_devices();
   changed_.notify_all();
 }
@@ -136,12 +141,13 @@ void Pool::Impl::give_back(Seat& seat, BatchPtr& batch, Outbox& outbox) {
   batch->lost = true;
   const bool begun =
       batch->published && SlabState::of(batch->header().state.load()).phase == Phase::Sealed;
-  for (auto entry = batch->entries.rbegin(); entry != batch->entries.rend(); ++entry) {
-    const auto ticket = entry->ticket;
-    if (begun && ticket->alone)
-      answer(ticket,
+  for (const auto& entry : batch->entries)
+    if (begun && entry.ticket->alone)
+      answer(entry.ticket,
              {Status::Internal, "the worker that computed it ended, twice; it was not tried again"},
              outbox);
+  for (auto entry = batch->entries.rbegin(); entry != batch->entries.rend(); ++entry) {
+    const auto ticket = entry->ticket;
     ticket->alone |= begun;
     if (ticket->sticky)
       answer(ticket, {Status::Internal, "the worker that had its sequence ended; begin it anew"},
@@ -170,7 +176,7 @@ void Pool::Impl::died(Hosted& hosted, const std::string& why, Outbox& outbox) {
   auto& model = *hosted.model;
   std::erase_if(model.sequences, [&](const auto& entry) { return entry.second == &hosted; });
   hosted.sequences = 0;
-  if (model.state == ModelState::Unloading) return;
+  if (model.state == ModelState::Unloading && model.in_flight == 0) return;
   log_.warning(cat("a worker of '", model.config.name, "' ended: ", why),
                {{"replica", hosted.number}, {"device", seat.name}});
   const bool coming = std::ranges::count(coming_, hosted.model) > 0;
@@ -188,7 +194,7 @@ void Pool::Impl::died(Hosted& hosted, const std::string& why, Outbox& outbox) {
   });
   if (std::ranges::none_of(model.hosted,
                            [](const auto& one) { return one->state == Hosted::State::Ready; }) &&
-      !coming) {
+      !coming && model.state != ModelState::Unloading) {
     model.state = ModelState::Unavailable;
     model.reason = why;
   }
@@ -216,7 +222,13 @@ void Pool::Impl::heard(Hosted& hosted, Outbox& outbox) {
       const std::string why = hosted.said.empty() ? hosted.worker->how_it_ended() : hosted.said;
       died(hosted, why, outbox);
     } else if (message->text.starts_with("ready ")) {
-      became_ready(hosted, message->text.substr(6));
+      try {
+        became_ready(hosted, message->text.substr(6));
+      } catch (const std::exception& error) {
+        hosted.said = error.what();
+        hosted.worker->kill();
+        hosted.worker->stop();
+      }
     } else if (message->text.starts_with("failed ")) {
       hosted.said = message->text.substr(7);
     }
@@ -242,7 +254,9 @@ void Pool::Impl::take_text(const Batch& batch, Outbox& outbox) {
   if (!header.is_prompt || batch.entries.empty()) return;
   auto& ticket = *batch.entries[0].ticket;
   const size_t have = header.streamed.load();
-  if (have <= ticket.text_seen || ticket.answered) return;
+  if (have <= ticket.text_seen || ticket.answered ||
+      have > batch.channel->data_bytes() - header.inputs_end)
+    return;
   const auto* text = reinterpret_cast<const char*>(batch.channel->slab(batch.slab).data);
   const std::string_view more(text + header.inputs_end + ticket.text_seen, have - ticket.text_seen);
   ticket.text_seen = have;
@@ -338,6 +352,21 @@ void Pool::Impl::take_rows(const Batch& batch, Entry& entry, std::vector<std::st
   this->answer(entry.ticket, {}, outbox);
 }
 
+// A worker runs what others wrote: numbers of its that cannot be are a failure.
+void Pool::Impl::check_header(SlabHeader& header) {
+  header.error.back() = 0;
+  bool sane = header.num_outputs <= kMaxTensors;
+  for (uint32_t i = 0; sane && i < header.num_outputs; ++i) {
+    const auto& place = header.outputs[i];
+    sane = place.rank >= (header.has_rows ? 1 : 0) && place.rank <= kMaxRank && place.type >= 0 &&
+           place.type <= int32_t(Type::Bytes);
+  }
+  if (sane) return;
+  header.num_outputs = 0;
+  header.result = Result::Failed;
+  header.set_error("its worker gave outputs that cannot be");
+}
+
 // Takes every batch that is done, hands its device the next one, and then its outputs.
 void Pool::Impl::take_done(Outbox& outbox) {
   std::vector<BatchPtr> done;
@@ -355,7 +384,8 @@ void Pool::Impl::take_done(Outbox& outbox) {
   if (queued_ > 0) pump();
   for (const auto& batch : done) {
     size_t bytes = 0;
-    const auto& header = batch->header();
+    auto& header = batch->header();
+    check_header(header);
     for (uint32_t i = 0; i < header.num_outputs; ++i) bytes += header.outputs[i].bytes;
     std::vector<std::vector<std::string>> outputs(batch->entries.size());
     std::string broken;
@@ -409,11 +439,13 @@ void Pool::Impl::account(const Batch& batch) {
   by_rows.output.add(Duration(header.done_at - header.computed_at));
   if (header.result == Result::Failed) {
     ++hosted.failures;
+    for (const auto& entry : batch.entries) hosted.failed_for.insert(entry.ticket->tenant);
+    const int many = hosted.failed_for.size() > 1 ? kFailsFast : kFailsForOne;
     const bool others_work = std::ranges::any_of(model.hosted, [&](const auto& other) {
       return other.get() != &hosted && other->state == Hosted::State::Ready &&
              other->failures == 0 && other->batches > 0;
     });
-    if (hosted.failures >= kFailsFast && others_work && hosted.worker) {
+    if (hosted.failures >= many && others_work && hosted.worker) {
       hosted.said = cat("it failed ", hosted.failures,
                         " times in a row, as others did not: ", header.error.data());
       hosted.worker->kill();
@@ -422,11 +454,13 @@ void Pool::Impl::account(const Batch& batch) {
     return;
   }
   hosted.failures = 0;
+  hosted.failed_for.clear();
   if (clock_.now() - hosted.since > kQuick) hosted.quick_deaths = 0;
   model.row_ns += 0.1 * (double(time.count()) / rows - model.row_ns);
   if (model.longest.size() < 256 || model.longest.contains(batch.shape_key)) {
     auto& longest = model.longest[model.one_shape ? "" : batch.shape_key];
-    longest = std::max(longest, double(time.count()));
+    longest.batch = std::max(longest.batch, double(time.count()));
+    longest.row = std::max(longest.row, double(time.count()) / rows);
   }
 }
 
@@ -469,9 +503,9 @@ Time Pool::Impl::stuck_at(Batch& batch) const {
   }
   const auto& longest = batch.model->longest;
   const auto known = longest.find(batch.model->one_shape ? "" : batch.shape_key);
-  const Duration four = known != longest.end() && known->second > 0
-                            ? Duration(int64_t(4 * known->second))
-                            : (sealed ? kUnknown : Duration::zero());
+  Duration four = sealed ? kUnknown : Duration::zero();
+  if (known != longest.end() && known->second.batch > 0)
+    four = Duration(int64_t(4 * std::max(known->second.batch, known->second.row * batch.rows)));
   return std::max(batch.at, batch.progress_at) + std::max(options_.stuck_floor, four);
 }
 
@@ -488,10 +522,11 @@ Time Pool::Impl::look_around(Outbox& outbox) {
   }
   if (!deadlines_.empty()) at(deadlines_.begin()->first);
   for (auto* hosted : std::vector(all_hosted_)) {
-    const bool waits = hosted->state == Hosted::State::Dead && !hosted->worker &&
-                       hosted->model->state != ModelState::Unloading &&
-                       !(hosted->model->state == ModelState::Unavailable && !hosted->said.empty() &&
-                         std::ranges::count(coming_, hosted->model) > 0);
+    const bool waits =
+        hosted->state == Hosted::State::Dead && !hosted->worker &&
+        !(hosted->model->state == ModelState::Unloading && hosted->model->in_flight == 0) &&
+        !(hosted->model->state == ModelState::Unavailable && !hosted->said.empty() &&
+          std::ranges::count(coming_, hosted->model) > 0);
     if (waits && hosted->start_at <= now) {
       try {
         start(*hosted);
@@ -530,6 +565,12 @@ Time Pool::Impl::look_around(Outbox& outbox) {
     if (busy) return at(now + milliseconds(20)), false;
     for (const auto& hosted : model->hosted) {
       dismiss(*hosted);
+      metrics_
+          .gauge("yoke_replica_ready", "",
+                 {{"replica", std::to_string(hosted->number)},
+                  {"model", model->config.name},
+                  {"device", hosted->seat->name}})
+          .set(0);
       std::erase(hosted->seat->hosted, hosted.get());
       std::erase(all_hosted_, hosted.get());
     }
@@ -543,7 +584,6 @@ Time Pool::Impl::look_around(Outbox& outbox) {
     return leaving.second->reap();
   });
   if (!leaving_.empty()) at(now + milliseconds(5));
-  if (retry_at_) at(std::max(*retry_at_, now));
   return next;
 }
 
@@ -574,16 +614,19 @@ void Pool::Impl::watch_once(int timeout_ms) {
     }
     take_done(outbox);
     if (woken) {
+      timer_at_ = Time::max();
       const Time next = look_around(outbox);
       if (queued_ > 0) pump();
-      set_timer(next);
+      look_by(next);
     }
   }
   send(outbox);
 }
 
-void Pool::Impl::set_timer(Time next) {
-  const int64_t left = std::max<int64_t>((next - clock_.now()).count(), 1000);
+void Pool::Impl::look_by(Time time) {
+  if (time >= timer_at_) return;
+  timer_at_ = time;
+  const int64_t left = std::max<int64_t>((time - clock_.now()).count(), 1000);
   const itimerspec spec{
       .it_interval = {},
       .it_value = {.tv_sec = left / 1'000'000'000, .tv_nsec = left % 1'000'000'000}};

@@ -15,7 +15,7 @@ refused() { # WORDS COMMAND…
 }
 
 refused "--help" "$yoke"
-refused "did you mean demo? There are: train, generate, eval, data, checkpoint, trace, demo, bench, schedule, doctor" "$yoke" dmo
+refused "did you mean demo? There are: train, generate, eval, data, serve, checkpoint, top, trace, demo, bench, schedule, doctor" "$yoke" dmo
 refused "see yoke demo --help" "$yoke" demo --stepz 5
 refused "--timeout wants" "$yoke" demo --timeout nan
 refused "--seconds wants" "$yoke" bench comm --seconds nan
@@ -152,3 +152,10 @@ PYTHON
 timeout 20 "$yoke" doctor --json >"$scratch/out"
 python3 -c 'import json, sys; [json.loads(line) for line in open(sys.argv[1])]' "$scratch/out" || fail "doctor --json is not JSON lines"
 "$yoke" --version | grep -q '^yoke [0-9]' || fail "no version"
+
+# SentencePiece and libc10 have a variable of one name and two sizes: loaded after libc10, SentencePiece would write over
+# what lies behind libc10's.
+for binary in "$yoke" "$YOKE_BUILD"/rooms/*/yoke_*_tests; do
+  readelf -d "$binary" | awk '/NEEDED/ && /sentencepiece/ {piece = NR} /NEEDED/ && /libc10\.so/ {c10 = NR} END {exit piece && piece > c10}' ||
+    fail "$binary loads libc10 before libsentencepiece; name the room data before the others in its DEPS"
+done

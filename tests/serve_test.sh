@@ -114,6 +114,59 @@ same "$wanted" "$joined" || fail "generate_stream gave '$joined', wanted '$wante
 (($(wc -l <<<"$pieces") > 3)) || fail "the text came in one piece"
 stop_server
 
+# A real model with state: mixed it would give one user's sound to another, so it is served alone, or a copy for each
+# sequence.
+vad=$(find "$YOKE_SOURCE/.deps/clients" -name silero_vad.jit 2>/dev/null | head -1)
+if [[ -n $vad ]]; then
+  cat >"$scratch/vad.toml" <<TOML
+[serve]
+http = "127.0.0.1:0"
+grpc = ""
+metrics = ""
+[[model]]
+name = "mixed"
+path = "$vad"
+input = ["x:FP32[-1,512]", "sr:INT64[1]"]
+output = ["p:FP32[-1,1]"]
+[[model]]
+name = "vad"
+path = "$vad"
+input = ["x:FP32[-1,512]", "sr:INT64[1]"]
+output = ["p:FP32[-1,1]"]
+stateful = true
+TOML
+  start_server "$scratch/vad.toml"
+  grep -qE 'mixed: a request may show in the next one.*stateful = true' "$scratch/server.log" || { cat "$scratch/server.log" && fail "no word of the state"; }
+  zeros=$(printf '0,%.0s' {1..511})0
+  hear() { # SEQUENCE [MORE PARAMETERS]
+    curl -sS -m 20 "http://$http/v2/models/vad/infer" -d "{\"parameters\":{\"sequence_id\":\"$1\"${2:-}},\"inputs\":[
+      {\"name\":\"x\",\"shape\":[1,512],\"datatype\":\"FP32\",\"data\":[$zeros]},
+      {\"name\":\"sr\",\"shape\":[1],\"datatype\":\"INT64\",\"data\":[16000]}]}" | sed 's/.*"data":\[\([^]]*\)\].*/\1/'
+  }
+  first=$(hear ann ',"sequence_start":true') && second=$(hear ann) && other=$(hear bob ',"sequence_start":true') && again=$(hear bob)
+  [[ $first == "$other" && $second == "$again" && $first != "$second" && $first =~ ^[0-9.e-]+$ ]] ||
+    fail "two sequences gave '$first $second' and '$other $again', wanted the same two"
+  hear ann ',"sequence_end":true' >/dev/null
+  [[ $(hear ann) == *"knows no sequence"* ]] || fail "a sequence that was ended went on"
+  stop_server
+fi
+
+# With little shared memory, which is not used.
+if unshare -m true 2>/dev/null; then
+  cat >"$scratch/small_shm" <<'SH'
+#!/usr/bin/env bash
+mount -t tmpfs -o size=16m tmpfs /dev/shm && exec "$@"
+SH
+  chmod +x "$scratch/small_shm"
+  real=$yoke
+  yoke=$scratch/in_small_shm
+  printf '#!/usr/bin/env bash\nexec unshare -m "%s" "%s" "$@"\n' "$scratch/small_shm" "$real" >"$yoke" && chmod +x "$yoke"
+  start_server stand-in: --devices cpu:2 serve.http=127.0.0.1:0 serve.grpc= serve.metrics= serve.slab_mb=512
+  expect_answer 200 '"data":\[2' /v2/models/stand-in/infer -d "$one"
+  stop_server
+  yoke=$real
+fi
+
 # Models of Python, and the clients that people have.
 timeout 100 "$python" -c 'import torch' 2>/dev/null || { echo "no python3 with torch here" && exit 0; }
 "$python" "$tests/serve_models.py" "$scratch/models" 2>"$scratch/log" || { cat "$scratch/log" && fail "no models"; }
@@ -124,4 +177,25 @@ if [[ -x $clients ]]; then
   "$clients" "$tests/serve_clients.py" "$http" "$grpc" >"$scratch/clients" || { cat "$scratch/clients" >&2 && fail "a client is not served"; }
   tail -3 "$scratch/clients"
 fi
+stop_server
+
+# Models that come and go while others ask.
+mkdir -p "$scratch/repository/later/1" "$scratch/repository/later/2"
+cp "$scratch/models/double.pt" "$scratch/repository/later/1/model.pt"
+cp "$scratch/models/double.pt" "$scratch/repository/later/2/model.pt"
+cp "$scratch/models/double.pt" "$scratch/repository/plain.pt"
+start_server stand-in:ms=1 serve.http=127.0.0.1:0 serve.grpc= serve.metrics= "serve.models=[\"$scratch/repository\"]"
+expect_answer 404 'no model' /v2/repository/models/nobody/load -d ''
+expect_answer 400 'no name' /v2/repository/models/..%2Fmodels/load -d ''
+expect_answer 501 'no parameters' /v2/repository/models/plain/load -d '{"parameters":{"config":"{}"}}'
+expect_answer 200 '' /v2/repository/models/later/load -d ''
+expect_answer 200 '"versions":\["2"\]' /v2/models/later
+expect_answer 200 '' /v2/repository/models/plain/load -d ''
+for ((i = 0; i < 30; ++i)); do expect_answer 200 data /v2/models/stand-in/infer -d "$one"; done &
+asking=$!
+expect_answer 200 '' /v2/repository/models/stand-in/load -d ''
+wait "$asking" || fail "a request failed while its model was replaced"
+expect_answer 200 '' /v2/repository/models/later/unload -d ''
+expect_answer 404 'no model' /v2/models/later
+expect_answer 200 '"name":"plain"' /v2/repository/index -d '{"ready":true}'
 stop_server

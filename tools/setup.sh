@@ -109,6 +109,18 @@ ensure_transformers() {
   fi
 }
 
+# Clients of the Open Inference Protocol that people have, and a real model with state, for the same.
+ensure_clients() {
+  local python=.deps/clients/bin/python
+  ! "$python" -c 'import sys; from importlib.util import find_spec as find
+sys.exit(not all(map(find, ("kserve", "silero_vad", "tritonclient", "grpc"))))' 2>/dev/null || return 0
+  say "installing tritonclient, kserve and silero-vad by pip into .deps/clients, for the tests (400 MB)"
+  if ! { python3 -m venv .deps/clients && "$python" -m pip install --disable-pip-version-check --quiet 'tritonclient[http,grpc]' kserve &&
+    "$python" -m pip install --disable-pip-version-check --quiet --no-deps silero-vad; } >.deps/clients.log 2>&1; then
+    say "pip could not install them (the whole story is in .deps/clients.log); the tests go on without them"
+  fi
+}
+
 ensure_all() { # [INDEX]
   local packages
   mapfile -t packages < <(sed 's/ *#.*//; /^$/d' tools/packages.txt)

@@ -33,9 +33,10 @@ namespace {
 void check_verb(const CLI::App& app, int argc, char** argv) {
   if (argc < 2 || argv[1][0] == '-') return;
   std::vector<std::string> verbs;
-  for (const auto* verb : app.get_subcommands([](const CLI::App*) { return true; }))
-    verbs.push_back(verb->get_name());
-  if (std::ranges::count(verbs, argv[1]) > 0) return;
+  for (const auto* verb : app.get_subcommands([](const CLI::App*) { return true; })) {
+    if (verb->get_name() == argv[1]) return;
+    if (!verb->get_group().empty()) verbs.push_back(verb->get_name());
+  }
   const auto close = yoke::nearest(argv[1], verbs);
   yoke::fail(yoke::Kind::Usage, "no verb '", argv[1], "'",
              close.empty() ? "" : "; did you mean " + close[0] + "?",

@@ -218,7 +218,7 @@ int serve(const Options& options) {
   }
   block_signals();
   const Unpacked unpacked;
-  const observe::Log log;
+  const observe::Log log({}, /*rank=*/-1);
   observe::Registry metrics;
   const auto& told = config.serve;
   const int cores = std::max(1, host.num_usable_cpus);
@@ -353,11 +353,13 @@ void inspect(const Options& options) {
 
 void make_key(const Options& options) {
   const std::string key = serve::new_key();
-  std::cout << "key        " << key << "\n";
+  const auto show = [&] { std::cout << "key        " << key << "\n"; };
   const std::string digest = serve::sha256(key);
   if (options.words.empty()) {
+    show();
     std::cout << "key_sha256 " << digest << "\n";
-    std::cerr << "yoke: the key is shown this once; put its digest into [[tenant]] key_sha256\n";
+    std::cerr << "yoke: the key is shown this once; put its digest into [[tenant]] key_sha256, or of an "
+                 "admin into serve.admin_key_sha256\n";
     return;
   }
   const std::string& path = options.words[0];
@@ -365,7 +367,8 @@ void make_key(const Options& options) {
   const auto before = serve::parse_config(text, path);
   if (std::ranges::count(before.tenants, options.tenant, &serve::TenantConfig::name))
     fail(Kind::Usage, "'", path, "' has a tenant '", options.tenant,
-         "' already; put the digest there by hand: key_sha256 = \"", digest, "\"");
+         "' already; yoke serve key new ", options.tenant, " makes a key to put there by hand");
+  show();
   if (!text.empty() && !text.ends_with('\n')) text += "\n";
   text += cat("\n[[tenant]]\nname = ", observe::json_quote(options.tenant), "\nkey_sha256 = \"",
               digest, "\"\n");

@@ -79,8 +79,9 @@ std::vector<c10::Argument> inputs_of(const torch::jit::Module& module, const std
   const auto method = module.find_method("forward");
   if (!method) fail(Kind::Io, "the module in '", path, "' has no forward()");
   std::vector<c10::Argument> inputs;
-  for (const auto& argument : method->function().getSchema().arguments())
-    if (argument.name() != "self" && !argument.default_value()) inputs.push_back(argument);
+  const auto& arguments = method->function().getSchema().arguments();
+  for (size_t i = 1; i < arguments.size(); ++i)  // the first is the module, whatever its name
+    if (!arguments[i].default_value()) inputs.push_back(arguments[i]);
   return inputs;
 }
 

@@ -88,7 +88,7 @@ Log Log::for_rank(int rank) const {
 
 bool Log::speaks(Level level) const {
   const auto& options = impl_->options;
-  const Level least = rank_ == 0 ? options.level : std::max(options.level, options.other_ranks);
+  const Level least = rank_ <= 0 ? options.level : std::max(options.level, options.other_ranks);
   return level >= least && level != Level::Off;
 }
 
@@ -100,7 +100,8 @@ void Log::write(Level level, std::string_view message, Fields fields) const {
     for (const auto& field : fields) object.add(field.key, field.value);
     text = object.fields();
   } else {
-    text = "rank " + std::to_string(rank_) + ": " + std::string(message);
+    if (rank_ >= 0) text = "rank " + std::to_string(rank_) + ": ";
+    text += message;
     const char* separator = "  ";
     for (const auto& field : fields) {
       text += separator + std::string(field.key) + '=' + field_text(field.value);

@@ -5,7 +5,8 @@
 //   2026-03-01T09:30:00.250Z info    rank 0: saved  step=500 path=runs/a
 //   {"time":"2026-03-01T09:30:00.250Z","level":"info","rank":0,"message":"saved","step":500,…}
 //
-// A Log is a small handle, copied freely; logging never throws. Only rank 0 speaks below warning.
+// A Log is a small handle, copied freely; logging never throws. Only rank 0 speaks below warning;
+// rank -1 is a program without ranks, of which none is named.
 // Threads: any.
 #pragma once
 

@@ -254,7 +254,8 @@ TEST_P(Parity, InFewerBitsEqualsOneRank) {
       EXPECT_NEAR(truth.losses[i], exact.losses[i], 0.03 * exact.losses[i]);
     const double parameter = optimizer == "sgd" ? 4 * bits : 2 * kLr * kSteps;
     for (const int ranks : sizes())
-      expect_parity(ranks, stages(run), {16 * bits, bits, parameter, 0.1}, truth);
+      // A loss may be off by a unit in the last place, which is twice the rounding.
+      expect_parity(ranks, stages(run), {16 * bits, 2 * bits, parameter, 0.1}, truth);
   }
 }
 

@@ -195,6 +195,7 @@ class Router {
         refuse(Status::Unsupported, "model '", name_,
                "' does not go on with texts; it takes infer requests");
       request = reader_.read_generate(*body());
+      if (version_.empty()) version_ = service_.pool().find(name_)->version;  // pieces name it too
       result.form.kind = pieces ? AnswerForm::Kind::TextPieces : AnswerForm::Kind::Text;
     }
     request.model = name_;

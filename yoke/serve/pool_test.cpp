@@ -287,6 +287,65 @@ TEST(PoolMultiproc, SaysSoWhenAModelCannotBeHealthy) {
   for (int i = 0; i < 4; ++i) EXPECT_FALSE(all[size_t(i)][0].outcome.ok());
 }
 
+TEST(PoolMultiproc, IsHealthyAgainAfterItWasGivenUp) {
+  Bench bench("stand-in:ms=1", "cpu:1", 1, true);
+  for (int round = 0; round < 3; ++round) {
+    Answers bad;
+    for (int i = 0; i < 4; ++i) bench.pool.submit(row_of(-2), 0, bad.next());
+    bad.wait();
+  }
+  while (!bench.pool.ready() && SteadyClock().now() < kSoon)
+    std::this_thread::sleep_for(milliseconds(10));
+  Answers good;
+  bench.pool.submit(row_of(1), 0, good.next());
+  EXPECT_EQ(good.count(Status::Ok), 1u);
+}
+
+TEST(PoolMultiproc, AnswersForAModelThatGoesWhileItsWorkersAreKilled) {
+  Bench bench("stand-in:ms=20", "cpu:2", 1, true);
+  Answers answers;
+  for (int i = 0; i < 20; ++i) bench.pool.submit(row_of(1), 0, answers.next());
+  bench.pool.unload("m");
+  for (const auto& replica : bench.pool.view().replicas)
+    if (replica.pid > 0) ::kill(replica.pid, SIGKILL);
+  EXPECT_EQ(answers.count(Status::Ok), 20u);
+}
+
+TEST(Pool, AnswersForATenantWhoseDevicesAreTakenAway) {
+  Bench bench("stand-in:ms=20", "cpu:2", 1, false,
+              {{.name = "a", .devices = "cpu"}, {.name = "b"}});
+  Answers answers;
+  for (int i = 0; i < 12; ++i)
+    bench.pool.submit(row_of(1), bench.pool.tenant(i % 2 ? "a" : "b"), answers.next());
+  bench.pool.set_tenants({{.name = "b", .devices = "cpu:2"}});
+  EXPECT_EQ(answers.count(Status::Ok) + answers.count(Status::Unavailable), 12u);
+}
+
+TEST(Pool, DoesNotSpinWhereADeviceIsKeptForOthers) {
+  Bench bench("stand-in:ms=100", "cpu:2", 1, false,
+              {{.name = "kept", .guaranteed = 0.5, .lendable = 0}, {.name = "b"}});
+  Answers answers;
+  const int b = bench.pool.tenant("b");
+  timespec before = {}, after = {};
+  ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &before);
+  for (int i = 0; i < 6; ++i) bench.pool.submit(row_of(1), b, answers.next());
+  EXPECT_EQ(answers.count(Status::Ok), 6u);
+  ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &after);
+  EXPECT_LT(double(after.tv_sec - before.tv_sec) + 1e-9 * double(after.tv_nsec - before.tv_nsec),
+            0.2);
+}
+
+TEST(Pool, StartsAtOnceOnIdleDevicesHoweverLongItWasWrongAboutCosts) {
+  Bench bench("stand-in:row_ms=1,value_ms=1", "cpu:1", 1);
+  Answers answers;
+  bench.pool.submit(row_of(300), 0, answers.next());  // 300 times what it looked like
+  answers.wait();
+  const Time begun = SteadyClock().now();
+  bench.pool.submit(row_of(1), 0, answers.next());
+  answers.wait();
+  EXPECT_LT(SteadyClock().now() - begun, milliseconds(100));
+}
+
 TEST(Pool, ReplacesAModelUnderLoadWithoutLosingARequest) {
   Bench bench("stand-in:ms=1");
   Answers answers;

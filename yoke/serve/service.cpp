@@ -140,6 +140,9 @@ Caller Service::identify(std::string_view key, std::string_view tenant, bool mus
     const auto one = std::ranges::find_if(tenants_, open);
     if (one != tenants_.end()) found = &*one;
   }
+  if (!found && caller.admin && keys && must_be_tenant && !tenants_.empty())
+    refuse(Status::Unauthenticated, "an admin's key is no tenant's: say whose request it is by '",
+           kTenantHeader, "'");
   if (!keys) caller.admin = true;  // on this host alone, or told to be insecure
   caller.name = found ? found->name : tenants_.empty() ? "default" : tenants_[0].name;
   caller.tenant = pool_.tenant(caller.name);
@@ -405,9 +408,9 @@ void Service::load(const std::string& name, const std::string& parameters, const
   }
   const json given = parameters.empty() ? json::object() : json::parse(parameters, nullptr, false);
   if (!given.is_object()) refuse(Status::Invalid, "the body: wanted a JSON object or nothing");
-  if (given.contains("parameters") && given.at("parameters").contains("config"))
-    refuse(Status::Unsupported, "a config is not taken with a request; put a model.toml beside ",
-           "the model");
+  if (given.contains("parameters") && !given.at("parameters").empty())
+    refuse(Status::Unsupported, "a model is loaded as the config or its model.toml says; no "
+           "parameters are taken");
   try {
     pool_.load_and_wait(model, Duration(int64_t(config_.serve.start_s * 1e9)));
   } catch (const Error& error) {

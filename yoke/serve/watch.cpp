@@ -177,7 +177,8 @@ void Pool::Impl::died(Hosted& hosted, const std::string& why, Outbox& outbox) {
   std::erase_if(model.sequences, [&](const auto& entry) { return entry.second == &hosted; });
   hosted.sequences = 0;
   if (model.state == ModelState::Unloading && model.in_flight == 0) return;
-  log_.warning(cat("a worker of '", model.config.name, "' ended: ", why),
+  if (std::ranges::count(coming_, hosted.model) == 0)  // else whoever loads it is told
+    log_.warning(cat("a worker of '", model.config.name, "' ended: ", why),
                {{"replica", hosted.number}, {"device", seat.name}});
   const bool coming = std::ranges::count(coming_, hosted.model) > 0;
   if (coming && (!hosted.said.empty() || hosted.quick_deaths >= 3)) {

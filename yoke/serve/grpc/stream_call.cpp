@@ -96,7 +96,10 @@ void StreamCall::take(const std::shared_ptr<const InferMessage>& message) {
         {
           const MutexLock lock(self->mutex_);
           auto& response = *self->out_.emplace_back().mutable_infer_response();
-          to_message({.model = message->model_name(), .id = message->id()}, response);
+          Answer head;
+          head.model = message->model_name();
+          head.id = message->id();
+          to_message(head, response);
           add_text(text, response);
         }
         self->step();

@@ -108,7 +108,7 @@ job=$!
 url=
 until [[ -n $url ]]; do
   kill -0 $job || fail "the demo ended early: $(cat "$scratch/err")"
-  url=$(sed -n 's/^metrics at //p' "$scratch/err")
+  url=$(sed -n 's|^metrics at \(.*/metrics\)$|\1|p' "$scratch/err") # all of the line
 done
 python3 -c 'import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1], timeout=10).read().decode())' "$url" >"$scratch/metrics"
 grep -q '^yoke_steps_total [0-9]' "$scratch/metrics" || fail "no metrics at $url"

@@ -3,6 +3,7 @@
 """Other servers of a model y = 2x, for `yoke bench serve`: they get the same bytes from the same load generator.
 
 litserve  LitServe, with the model in plain Python, which is its fastest for 16 floats
+pytriton  nvidia-pytriton as its users write it: a function in Python, bound to a Triton that it starts
 triton    the real Triton of the package nvidia-pytriton, with a model in Python (tests/serve_oracle.py)
 
 Writes {"http": ADDRESS, "grpc": ADDRESS} to the port file when it is ready, and serves until it is ended.
@@ -92,16 +93,41 @@ def serve_triton(port_file, _):
             signal.pause()
 
 
+def serve_pytriton(port_file, settings):
+    import numpy
+    from pytriton.decorators import batch
+    from pytriton.model_config import ModelConfig, Tensor
+    from pytriton.triton import Triton, TritonConfig
+    ports = []
+    for _ in range(3):
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            ports.append(free.getsockname()[1])
+
+    @batch
+    def infer(x):
+        return {"y": 2 * x}
+
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    with Triton(config=TritonConfig(http_address="127.0.0.1", http_port=ports[0], grpc_address="127.0.0.1",
+                                    grpc_port=ports[1], metrics_port=ports[2])) as server:
+        server.bind(model_name="double", infer_func=infer, config=ModelConfig(max_batch_size=max(settings.batch, 16)),
+                    inputs=[Tensor(name="x", dtype=numpy.float32, shape=(16,))],
+                    outputs=[Tensor(name="y", dtype=numpy.float32, shape=(16,))])
+        server.run()
+        publish(port_file, {"http": f"127.0.0.1:{ports[0]}", "grpc": f"127.0.0.1:{ports[1]}"})
+        signal.pause()
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("peer", choices=["litserve", "triton"])
+    parser.add_argument("peer", choices=["litserve", "pytriton", "triton"])
     parser.add_argument("--port-file", type=pathlib.Path, required=True)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--api-servers", type=int, default=1)
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--fast-queue", action="store_true")
     settings = parser.parse_args()
-    {"litserve": serve_litserve, "triton": serve_triton}[settings.peer](settings.port_file, settings)
+    {"litserve": serve_litserve, "pytriton": serve_pytriton, "triton": serve_triton}[settings.peer](settings.port_file, settings)
 
 
 if __name__ == "__main__":

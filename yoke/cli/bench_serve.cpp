@@ -63,7 +63,7 @@ void run(const Options& options) {
   if (!(options.seconds >= 1 && options.seconds <= 600))
     fail(Kind::Usage, "--seconds wants 1 to 600, got ", options.seconds);
   BenchServe bench{.seconds = options.seconds, .json = options.json};
-  if (!options.peers.empty()) bench.peers = words("--peers", options.peers, {"litserve", "triton"});
+  if (!options.peers.empty()) bench.peers = words("--peers", options.peers, {"litserve", "pytriton", "triton"});
   raise_file_limit();
   if (!options.json) {
     const auto host = read_visible_host(read_environment());
@@ -158,7 +158,7 @@ void add_bench_serve(CLI::App& app) {
                    "null (a model that does nothing), resnet, replicas (how they add up), fair "
                    "(shares of tenants), order, isolation, drain; or all");
   verb->add_option("--peers", options->peers,
-                   "With commas, of litserve and triton: measured in the same run");
+                   "With commas, of litserve, pytriton and triton: measured in the same run");
   verb->add_option("--seconds", options->seconds, "Of each measurement")->capture_default_str();
   verb->add_flag("--json", options->json, "One JSON object per line");
   verb->add_option("--port-file", options->echo)->group("");

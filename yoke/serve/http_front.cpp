@@ -310,7 +310,8 @@ class Connection final : public Peer, public std::enable_shared_from_this<Connec
   }
 
   void submit(uint64_t number, Request request, const Caller& caller) {
-    if (request.parameters.stream.empty()) request.parameters.stream = name_;
+    // One that is alone needs no stream: what it would keep in order is this connection.
+    if (request.parameters.stream.empty() && slots_.size() > 1) request.parameters.stream = name_;
     auto self = this->shared_from_this();
     auto on_answer = [self, number](Answer answer) mutable {
       // At once where the thread that watches the pool is the connection's own.

@@ -16,6 +16,7 @@
 #include "yoke/base/error.h"
 #include "yoke/base/text.h"
 #include "yoke/models/whole.h"
+#include "yoke/parallel/device_code.h"
 
 namespace yoke::models {
 namespace {
@@ -212,6 +213,8 @@ class Package final : public Loadable {
              "; compile it there");
     };
     same("AOTI_DEVICE_KEY", device.is_cuda() ? "cuda" : "cpu");
+    if (device.is_cuda())
+      same("AOTI_COMPUTE_CAPABILITY", std::to_string(parallel::architecture_of(device)));
     utsname host = {};
     if (::uname(&host) == 0) same("AOTI_MACHINE", host.machine);
     const auto missing = missing_feature(metadata["AOTI_CPU_ISA"]);

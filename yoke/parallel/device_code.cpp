@@ -2,6 +2,7 @@
 #include "yoke/parallel/device_code.h"
 
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <algorithm>
 
 #include <vector>
 
@@ -61,17 +62,6 @@ void call(int (*function)(Wanted...), const char* name, Given... arguments) {
 }
 #define YOKE_CALL(name, signature, ...) call(functions().get<signature>(#name), #name, __VA_ARGS__)
 
-int architecture_of(at::Device device) {
-  constexpr int kMajor = 75, kMinor = 76;  // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
-  int handle = 0, major = 0, minor = 0;
-  const auto get = functions().get<int(int*, int, int)>("cuDeviceGetAttribute");
-  YOKE_CALL(cuInit, int(unsigned), 0u);  // where nobody has used the GPU yet
-  YOKE_CALL(cuDeviceGet, int(int*, int), &handle, int(device.index()));
-  call(get, "cuDeviceGetAttribute", &major, kMajor, handle);
-  call(get, "cuDeviceGetAttribute", &minor, kMinor, handle);
-  return major * 10 + minor;
-}
-
 // The thread's context while this lives: backward's threads may have none, or another GPU's.
 class InContext {
  public:
@@ -114,6 +104,17 @@ std::string compile(const std::string& source, int architecture) {
 }
 
 }  // namespace
+
+int architecture_of(at::Device device) {
+  constexpr int kMajor = 75, kMinor = 76;  // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
+  int handle = 0, major = 0, minor = 0;
+  const auto get = functions().get<int(int*, int, int)>("cuDeviceGetAttribute");
+  YOKE_CALL(cuInit, int(unsigned), 0u);  // where nobody has used the GPU yet
+  YOKE_CALL(cuDeviceGet, int(int*, int), &handle, std::max(0, int(device.index())));
+  call(get, "cuDeviceGetAttribute", &major, kMajor, handle);
+  call(get, "cuDeviceGetAttribute", &minor, kMinor, handle);
+  return major * 10 + minor;
+}
 
 bool DeviceCode::load(at::Device device) {
   if (!device.is_cuda()) return false;

@@ -55,4 +55,7 @@ class DeviceCode {
   std::map<int, Loaded> loaded_;         // by device
 };
 
+// The compute capability of a GPU, 90 for 9.0; throws Kind::Device.
+int architecture_of(at::Device device);
+
 }  // namespace yoke::parallel

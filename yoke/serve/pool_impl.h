@@ -234,7 +234,7 @@ class Pool::Impl {
   void start(Hosted& hosted);
   void listen(int file, uint64_t what) const;
   void dismiss(Hosted& hosted);
-  void retire(const std::shared_ptr<Model>& model);
+  void retire(std::shared_ptr<Model> model);
   void heard(Hosted& hosted, Outbox& outbox);
   void became_ready(Hosted& hosted, const std::string& facts);
   void died(Hosted& hosted, const std::string& why, Outbox& outbox);

@@ -86,10 +86,10 @@ void Pool::Impl::dismiss(Hosted& hosted) {
 }
 
 // No request finds it any more; those that it has are finished.
-void Pool::Impl::retire(const std::shared_ptr<Model>& model) {
+void Pool::Impl::retire(std::shared_ptr<Model> model) {  // not a reference into models_
   model->state = ModelState::Unloading;
   models_.erase(model->key());
-  going_.push_back(model);
+  going_.push_back(std::move(model));
 }
 
 void Pool::Impl::became_ready(Hosted& hosted, const std::string& json) {
@@ -179,7 +179,7 @@ void Pool::Impl::died(Hosted& hosted, const std::string& why, Outbox& outbox) {
   if (model.state == ModelState::Unloading && model.in_flight == 0) return;
   if (std::ranges::count(coming_, hosted.model) == 0)  // else whoever loads it is told
     log_.warning(cat("a worker of '", model.config.name, "' ended: ", why),
-               {{"replica", hosted.number}, {"device", seat.name}});
+                 {{"replica", hosted.number}, {"device", seat.name}});
   const bool coming = std::ranges::count(coming_, hosted.model) > 0;
   if (coming && (!hosted.said.empty() || hosted.quick_deaths >= 3)) {
     model.state = ModelState::Unavailable;  // whoever waits for it takes it away

@@ -15,7 +15,7 @@ expect 2 'nothing to serve' "$yoke" serve
 expect 2 'there is no .*nobody.pt' "$yoke" serve "$scratch/nobody.pt" serve.http=127.0.0.1:0 serve.grpc= serve.metrics=
 expect 2 'is reached from other hosts' "$yoke" serve stand-in: serve.http=0.0.0.0:0
 truncate -s 15T "$scratch/huge.pt" 2>/dev/null &&
-  expect 2 'has 15.* of weights, and it has .* left: take fewer replicas' "$yoke" serve "$scratch/huge.pt"
+  expect 2 'have 15.* of weights, and it has .* left: take fewer replicas' "$yoke" serve "$scratch/huge.pt"
 expect 2 'no such key; did you mean serve.http' "$yoke" serve stand-in: serve.htp=1
 expect 0 'serve.drain_s' "$yoke" serve --keys
 diff <("$yoke" serve --keys) <(sed -n '/^```$/,/^```$/p' "$YOKE_SOURCE/docs/reference/serve.md" | sed '1d;$d') ||

@@ -63,7 +63,8 @@ void run(const Options& options) {
   if (!(options.seconds >= 1 && options.seconds <= 600))
     fail(Kind::Usage, "--seconds wants 1 to 600, got ", options.seconds);
   BenchServe bench{.seconds = options.seconds, .json = options.json};
-  if (!options.peers.empty()) bench.peers = words("--peers", options.peers, {"litserve", "pytriton", "triton"});
+  if (!options.peers.empty())
+    bench.peers = words("--peers", options.peers, {"litserve", "pytriton", "triton"});
   raise_file_limit();
   if (!options.json) {
     const auto host = read_visible_host(read_environment());

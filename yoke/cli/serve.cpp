@@ -358,8 +358,9 @@ void make_key(const Options& options) {
   if (options.words.empty()) {
     show();
     std::cout << "key_sha256 " << digest << "\n";
-    std::cerr << "yoke: the key is shown this once; put its digest into [[tenant]] key_sha256, or of an "
-                 "admin into serve.admin_key_sha256\n";
+    std::cerr
+        << "yoke: the key is shown this once; put its digest into [[tenant]] key_sha256, or of an "
+           "admin into serve.admin_key_sha256\n";
     return;
   }
   const std::string& path = options.words[0];

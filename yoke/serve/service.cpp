@@ -409,7 +409,8 @@ void Service::load(const std::string& name, const std::string& parameters, const
   const json given = parameters.empty() ? json::object() : json::parse(parameters, nullptr, false);
   if (!given.is_object()) refuse(Status::Invalid, "the body: wanted a JSON object or nothing");
   if (given.contains("parameters") && !given.at("parameters").empty())
-    refuse(Status::Unsupported, "a model is loaded as the config or its model.toml says; no "
+    refuse(Status::Unsupported,
+           "a model is loaded as the config or its model.toml says; no "
            "parameters are taken");
   try {
     pool_.load_and_wait(model, Duration(int64_t(config_.serve.start_s * 1e9)));

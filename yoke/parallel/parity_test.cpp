@@ -253,9 +253,11 @@ TEST_P(Parity, InFewerBitsEqualsOneRank) {
     for (size_t i = 0; i < exact.losses.size(); ++i)
       EXPECT_NEAR(truth.losses[i], exact.losses[i], 0.03 * exact.losses[i]);
     const double parameter = optimizer == "sgd" ? 4 * bits : 2 * kLr * kSteps;
+    // AdamW's first steps take the sign of what rounding leaves: a loss may be off by a unit in the
+    // last place, which is twice the rounding.
+    const double loss = optimizer == "sgd" ? bits : 2 * bits;
     for (const int ranks : sizes())
-      // A loss may be off by a unit in the last place, which is twice the rounding.
-      expect_parity(ranks, stages(run), {16 * bits, 2 * bits, parameter, 0.1}, truth);
+      expect_parity(ranks, stages(run), {16 * bits, loss, parameter, 0.1}, truth);
   }
 }
 

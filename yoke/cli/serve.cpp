@@ -325,7 +325,7 @@ int serve(const Options& options) {
 }
 
 void inspect(const Options& options) {
-  const std::string& path = options.words.empty() ? options.url : options.words[0];
+  const std::string& path = options.url;
   const auto facts = runner::inspect(path);
   std::cout << "platform   " << facts.platform << "\n";
   std::cout << "weights    " << bytes_text(facts.bytes) << "\n";

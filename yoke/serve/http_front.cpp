@@ -588,17 +588,17 @@ struct HttpFront::Impl {
           else
             make_connection<tcp::socket>(shared, lane, std::move(socket))->start();
         });
-      // Further clients wait in the system's queue.
-      if (!failure && shared.connections < shared.options.max_connections) return accept();
-      again.expires_after(std::chrono::milliseconds(10));
-      again.async_wait([this](Failure cancelled) {
-        if (!cancelled) accept_if_room();
-      });
+      if (failure) return accept_later();
+      accept_if_room();
     });
   }
+  // Further clients wait in the system's queue.
   void accept_if_room() {
     if (!acceptor->is_open()) return;
     if (shared.connections < shared.options.max_connections) return accept();
+    accept_later();
+  }
+  void accept_later() {
     again.expires_after(std::chrono::milliseconds(10));
     again.async_wait([this](Failure cancelled) {
       if (!cancelled) accept_if_room();

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cmath>
 
 #include "yoke/base/error.h"
 #include "yoke/base/text.h"
@@ -132,8 +131,7 @@ class Router {
 
   HttpReply metadata() const {
     caller();
-    auto reply = text_reply(service_.model_metadata(name_, version_));
-    return reply;
+    return text_reply(service_.model_metadata(name_, version_));
   }
 
   HttpReply index() {

@@ -668,7 +668,7 @@ PoolView Pool::view() const {
   }
   for (const auto& model : impl.coming_) view.models.push_back(impl.view_of(*model));
   for (const auto* hosted : impl.all_hosted_) {
-    constexpr const char* kStates[] = {"starting", "ready", "dead", "stopping"};
+    constexpr const char* kStates[] = {"starting", "ready", "dead"};
     const auto rows = [&](const BatchPtr& batch) {
       return batch && batch->hosted == hosted ? int(batch->rows) : 0;
     };

@@ -50,7 +50,7 @@ class Pool::Ticket {
   std::map<int64_t, std::vector<std::string>> pieces = {};  // outputs, by their first row
   uint64_t row_key = 0;                                     // of its first row in slabs
   bool alone = false;  // was in a worker that died: not with others again
-  bool queued = false, answered = false, delivered = false;
+  bool queued = false, answered = false;
   std::string shape_key = {};  // requests with the same may share a batch
   std::string stream = {};
   size_t text_seen = 0;
@@ -95,7 +95,7 @@ struct Hosted {
   Seat* seat = nullptr;
   ReplicaSpec spec = {};
   std::unique_ptr<Replica> worker = {};
-  enum class State { Starting, Ready, Dead, Stopping } state = State::Dead;
+  enum class State { Starting, Ready, Dead } state = State::Dead;
   Time since = {}, start_at = {};
   int restarts = 0, quick_deaths = 0, failures = 0;  // failures: of batches, in a row
   std::set<int> failed_for = {};                     // tenants of those failures

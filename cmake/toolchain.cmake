@@ -18,10 +18,10 @@ endif()
 
 find_program(YOKE_CCACHE ccache)
 if(YOKE_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  # What ccache must overlook to cache files that use a precompiled header.
+  # What ccache must overlook to cache files that use a precompiled header, and where the checkout lies: two clones share.
   set(CMAKE_CXX_COMPILER_LAUNCHER
       ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime
-      ${YOKE_CCACHE})
+      CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=1 ${YOKE_CCACHE})
   add_compile_options(-fpch-preprocess)
 endif()
 

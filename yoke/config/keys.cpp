@@ -10,8 +10,9 @@
 namespace yoke::config {
 namespace {
 
-constexpr const char* kWanted[] = {"an integer", "a number, as 0.5 or 3e-4", "true or false",
-                                   "a string",   "a list of integers",       "a list of strings"};
+constexpr const char* kWanted[] = {
+    "an integer",         "a number, as 0.5 or 3e-4", "true or false",    "a string",
+    "a list of integers", "a list of strings",        "a list of numbers"};
 
 // As TOML has them.
 std::string text_of(const toml::node& node) {
@@ -28,12 +29,8 @@ std::string text_of(double value) {
   std::string result(text, std::to_chars(text, std::end(text), value, general).ptr);
   return result.find_first_of(".ein") == result.npos ? result + ".0" : result;
 }
-std::string text_of(const List& value) {
-  Words words;
-  for (const auto number : value) words.push_back(cat(number));
-  return cat("[", join(words, ", "), "]");
-}
-std::string text_of(const Words& value) {
+template <typename Item>
+std::string text_of(const std::vector<Item>& value) {
   Words words;
   for (const auto& word : value) words.push_back(text_of(word));
   return cat("[", join(words, ", "), "]");
@@ -48,7 +45,8 @@ std::string trim(const std::string& text) {
 bool assign(const Slot& slot, const toml::node& node) {
   const auto put = [&](auto* to) {
     using To = std::remove_pointer_t<decltype(to)>;
-    if constexpr (std::is_same_v<To, List> || std::is_same_v<To, Words>) {
+    if constexpr (std::is_same_v<To, List> || std::is_same_v<To, Words> ||
+                  std::is_same_v<To, Numbers>) {
       To list;
       if (!node.is_array()) return false;
       for (const auto& part : *node.as_array())

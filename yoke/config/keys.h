@@ -18,7 +18,8 @@ namespace yoke::config {
 
 using List = std::vector<int64_t>;
 using Words = std::vector<std::string>;
-using Slot = std::variant<int64_t*, double*, bool*, std::string*, List*, Words*>;
+using Numbers = std::vector<double>;
+using Slot = std::variant<int64_t*, double*, bool*, std::string*, List*, Words*, Numbers*>;
 inline constexpr double kAny = -INFINITY;
 
 // One key.

@@ -20,9 +20,10 @@
 namespace yoke::net {
 
 struct HttpRequest {
-  std::string method = {};  // GET or HEAD
-  std::string path = {};    // "/metrics"
-  std::string query = {};   // what follows the question mark, as it came
+  std::string method = {};         // GET or HEAD
+  std::string path = {};           // "/metrics"
+  std::string query = {};          // what follows the question mark, as it came
+  std::string authorization = {};  // that header, as it came
 };
 
 struct HttpResponse {

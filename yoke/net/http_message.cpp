@@ -15,6 +15,10 @@ const char* reason(int status) {
       return "OK";
     case 400:
       return "Bad Request";
+    case 401:
+      return "Unauthorized";
+    case 403:
+      return "Forbidden";
     case 404:
       return "Not Found";
     case 405:
@@ -90,6 +94,7 @@ int read_fields(std::string_view text, bool needs_host, ParsedRequest& parsed) {
     const std::string name = lower(line.substr(0, colon));
     const std::string value = lower(trimmed(line.substr(colon + 1)));
     if (name == "host") ++hosts;
+    if (name == "authorization") parsed.request.authorization = trimmed(line.substr(colon + 1));
     // A body would be taken for the next request; nothing here has a use for one.
     if (name == "transfer-encoding" || (name == "content-length" && value != "0")) return 400;
     if (name == "connection") {

@@ -20,6 +20,8 @@ HttpServer start(const HttpLimits& limits = {}) {
       Listener({"127.0.0.1", 0}),
       {{"/metrics", [](const HttpRequest&) { return HttpResponse{.body = "steps 3\n"}; }},
        {"/query", [](const HttpRequest& request) { return HttpResponse{.body = request.query}; }},
+       {"/who",
+        [](const HttpRequest& request) { return HttpResponse{.body = request.authorization}; }},
        {"/large",
         [](const HttpRequest&) { return HttpResponse{.body = std::string(16 << 20, 'x')}; }},
        {"/broken",
@@ -54,6 +56,15 @@ TEST(Http, GetGivesTheHandlersBodyWithItsLength) {
   EXPECT_EQ(answer(server, get("/metrics")),
             "HTTP/1.1 200 OK\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: 8\r\n"
             "Connection: close\r\n\r\nsteps 3\n");
+}
+
+TEST(Http, AuthorizationComesAsItWasSent) {
+  const HttpServer server = start();
+  const std::string said =
+      answer(server,
+             "GET /who HTTP/1.1\r\nHost: x\r\nauthorization:  Bearer yk-Ab:c \r\n"
+             "Connection: close\r\n\r\n");
+  EXPECT_TRUE(said.ends_with("\r\n\r\nBearer yk-Ab:c")) << said;
 }
 
 TEST(Http, AnswerEndsWithoutWaitingForTheClientsEnd) {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 
 #include "yoke/base/error.h"
 #include "yoke/base/text.h"
@@ -30,8 +31,15 @@ constexpr std::array<Known, 14> kTypes{{{"BOOL", 1},
                                         {"BYTES", 0}}};  // as Type's
 
 std::string text_of(const Size& size) {
+  if (!size.name.empty()) return size.name;
   if (size == Size{}) return "-1";
   return size.fixed() ? cat(size.least) : cat(size.least, "..", size.most);
+}
+
+bool is_name(const std::string& word) {
+  const auto letter = [](unsigned char c) { return std::isalpha(c) || c == '_'; };
+  return !word.empty() && letter(word[0]) &&
+         std::ranges::all_of(word, [&](unsigned char c) { return letter(c) || std::isdigit(c); });
 }
 
 }  // namespace
@@ -98,8 +106,10 @@ Port parse_port(const std::string& text) {
     const auto most = dots == word.npos ? least : parse_int(word.substr(dots + 2));
     if (least == -1 && dots == word.npos)
       port.shape.push_back({});
+    else if (is_name(word))
+      port.shape.push_back({.name = word});
     else if (least && most && *least >= (dots == word.npos ? 1 : 0) && *most >= *least)
-      port.shape.push_back({*least, *most});
+      port.shape.push_back({.least = *least, .most = *most});
     else
       bad(cat("'", word, "' is no size"));
   }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a model takes and gives, without LibTorch: names, datatypes and shapes as the Open Inference
-// Protocol calls them. The text of one is "x:FP32[-1,3,32..256,32..256]".
+// Protocol calls them. The text of one is "x:FP32[-1,3,32..256,32..256]", or "x:FP32[b,4]" where a
+// size has a name.
 #pragma once
 
 #include <cstddef>
@@ -40,6 +41,7 @@ std::string to_text(Type type, std::span<const int64_t> shape);  // "FP32[2,3]"
 
 struct Size {
   int64_t least = 0, most = INT64_MAX;
+  std::string name = {};  // those of one name are equal within a model
   bool holds(int64_t size) const { return size >= least && size <= most; }
   bool fixed() const { return least == most; }
   bool operator==(const Size&) const = default;

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "yoke/flow/compile.h"
+
+#include <algorithm>
+
+#include "yoke/base/error.h"
+#include "yoke/base/text.h"
+#include "yoke/comm/error_text.h"
+#include "yoke/flow/first_values.h"
+#include "yoke/flow/lower.h"
+#include "yoke/flow/place.h"
+
+namespace yoke::flow {
+namespace {
+
+// Ports that were not declared are as the file says, if it does.
+void learn(std::vector<Port>& ports, const std::vector<plan::Port>& known,
+           const std::string& node) {
+  if (known.size() != ports.size()) return;
+  for (size_t i = 0; i < ports.size(); ++i) {
+    if (ports[i].declared || ports[i].tokens != 1) continue;
+    const std::string name = ports[i].port.name;
+    ports[i].port = known[i];
+    ports[i].port.name = name;
+    for (auto& size : ports[i].port.shape)
+      if (!size.name.empty()) size.name = cat(node, ".", size.name);
+    ports[i].declared = true;
+  }
+}
+
+// What a pattern has put in comes when the last of what it takes does.
+void settle_phases(Graph& graph) {
+  auto& nodes = graph.mutable_nodes();
+  for (bool moved = true; moved;) {
+    moved = false;
+    for (const auto& edge : graph.edges()) {
+      auto& to = nodes[size_t(edge.to)];
+      const int phase = nodes[size_t(edge.from)].options.phase;
+      const bool later = edge.options.staleness == 0 && edge.options.policy == Policy::Block;
+      if (to.what.empty() || !later || edge.carried || to.options.phase >= phase) continue;
+      to.options.phase = phase;
+      moved = true;
+    }
+  }
+  std::vector<const Node*> first(graph.regions().size());
+  for (const auto& node : nodes)
+    for (int at = node.region; at >= 0; at = graph.regions()[size_t(at)].parent) {
+      auto& other = first[size_t(at)];
+      if (!other) other = &node;
+      if (other->options.phase != node.options.phase)
+        fail(yoke::Kind::Config, "'", graph.regions()[size_t(at)].name, "' has nodes of phases ",
+             other->options.phase, " ('", other->name, "') and ", node.options.phase, " ('",
+             node.name, "'); a loop or branch is of one phase");
+    }
+}
+
+}  // namespace
+
+Compiled compile(Graph graph) {
+  Compiled out{.graph = std::move(graph)};
+  if (out.graph.nodes().empty()) fail(yoke::Kind::Config, "a flow wants nodes, got none");
+  for (size_t i = 0; i < out.graph.nodes().size(); ++i) {
+    const auto node = out.graph.nodes()[i];
+    if (node.options.replicas.empty()) continue;
+    out.graph.mutable_nodes()[i].options.replicas.clear();
+    std::vector<std::vector<int>> devices;
+    for (const int device : node.options.replicas) devices.push_back({device});
+    out.graph.data_parallel(node.name + "-all", {.nodes = {node.name}, .devices = devices});
+  }
+  settle_phases(out.graph);
+  out.queue_of = place(out.graph);
+  out.firings = firings_of(out.graph);
+  const auto free = free_memory(out.graph);
+  const auto& devices = out.graph.options().devices;
+  for (size_t i = 0; i < out.graph.nodes().size(); ++i) {
+    auto& node = out.graph.mutable_nodes()[i];
+    const auto device = device_of(devices[size_t(out.queue_of[i])]);
+    Body body;
+    if (!node.options.weights_of.empty()) {
+      const int owner = out.graph.find(node.options.weights_of);
+      if (owner >= int(i))
+        fail(yoke::Kind::Config, "node '", node.name, "': weights_of '", node.options.weights_of,
+             "' must name a node that comes before it");
+      const auto& other = out.graph.nodes()[size_t(owner)];
+      if (node.inputs.size() != other.inputs.size() || node.outputs.size() > other.outputs.size())
+        fail(yoke::Kind::Config, "node '", node.name, "' has ", node.inputs.size(), " inputs and ",
+             node.outputs.size(), " outputs, and '", other.name,
+             "', with whose weights it computes, ", other.inputs.size(), " and ",
+             other.outputs.size());
+      body = out.bodies[size_t(owner)];
+    } else if (node.open) {
+      try {
+        body = node.open(device);
+      } catch (const Error& error) {
+        fail(error.kind(), "node '", node.name, "': ", error.what());
+      } catch (const std::exception& error) {
+        fail(yoke::Kind::Config, "node '", node.name, "' cannot be opened: ", comm::text_of(error));
+      }
+      if (body.set_mode) body.set_mode(node.options.role == Role::Train);
+    }
+    learn(node.inputs, body.inputs, node.name);
+    learn(node.outputs, body.outputs, node.name);
+    if (node.options.role == Role::Train && body.weights.empty())
+      fail(yoke::Kind::Config, "node '", node.name, "' is to be trained and has no weights",
+           body.without_gradients.empty() ? "" : cat(": ", body.without_gradients));
+    if (node.copy_of >= 0) copy_weights(out.bodies[size_t(node.copy_of)], body);
+    out.bodies.push_back(std::move(body));
+    check_memory(out.graph, free, memory_of(out.graph, out.queue_of, out.bodies));
+  }
+  lower(out);
+  check_first_values(out);
+  return out;
+}
+
+std::optional<plan::Knot> Compiled::knot(const plan::ProveOptions& options) const {
+  return plan::find_knot(program, options);
+}
+
+std::string Compiled::placement() const {
+  const auto bytes = memory_of(graph, queue_of, bodies);
+  std::string text;
+  for (size_t queue = 0; queue < program.queues.size(); ++queue) {
+    text += cat(program.queues[queue], "  ", bytes_text(bytes[queue]), "\n");
+    for (size_t i = 0; i < graph.nodes().size(); ++i) {
+      if (queue_of[i] != int(queue)) continue;
+      const auto& node = graph.nodes()[i];
+      const char* roles[] = {"infer", "train", "frozen"};
+      text +=
+          cat("  ", node.name,
+              std::string(std::max<size_t>(1, 24 - std::min<size_t>(23, node.name.size())), ' '),
+              roles[size_t(node.options.role)],
+              firings[i] > 1 ? cat(", ", firings[i], " times a round") : "",
+              node.what.empty() ? "" : cat("  (", node.what, ")"), "\n");
+    }
+  }
+  return text;
+}
+
+std::string Compiled::verdict() const {
+  return plan::hangs_on_timing(program) ? "deadlock-free, not deterministic" : "deadlock-free";
+}
+
+void check(const Compiled& compiled) {
+  const auto knot = compiled.knot();
+  if (!knot) return;
+  // The cure in the words of a flow.
+  using Kind = plan::Suggestion::Kind;
+  std::string cure;
+  if (knot->suggestion.kind == Kind::Tokens)
+    cure = "on that edge: staleness = 1, with initial and initial_shape for the first round";
+  if (knot->suggestion.kind == Kind::Capacity)
+    cure = cat("on that edge: capacity = ", knot->suggestion.value);
+  if (knot->suggestion.kind == Kind::Swap || knot->suggestion.kind == Kind::Move)
+    cure = "their order is that of the nodes in the flow, and of their phases";
+  std::string text = knot->text(compiled.program);
+  while (!text.empty() && text.back() == '\n') text.pop_back();
+  fail(yoke::Kind::Config, "the flow would not run: ", text,
+       cure.empty() ? "" : cat("\n  (", cure, ")"));
+}
+
+}  // namespace yoke::flow

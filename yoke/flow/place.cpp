@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "yoke/flow/place.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "yoke/base/error.h"
+#include "yoke/base/text.h"
+#include "yoke/topo/host.h"
+
+namespace yoke::flow {
+namespace {
+
+struct Sets {
+  explicit Sets(size_t count) : parent(count) { std::iota(parent.begin(), parent.end(), 0); }
+  int find(int item) {
+    while (parent[size_t(item)] != item)
+      item = parent[size_t(item)] = parent[size_t(parent[size_t(item)])];
+    return item;
+  }
+  void join(int a, int b) { parent[size_t(find(a))] = find(b); }
+  std::vector<int> parent;
+};
+
+}  // namespace
+
+std::string edge_name(const Graph& graph, const Edge& edge) {
+  const auto& from = graph.nodes()[size_t(edge.from)];
+  const auto& to = graph.nodes()[size_t(edge.to)];
+  return cat(from.name, ".", from.outputs[size_t(edge.from_port)].port.name, " -> ", to.name, ".",
+             to.inputs[size_t(edge.to_port)].port.name);
+}
+
+at::Device device_of(const topo::Device& device) {
+  return device.kind == topo::DeviceKind::Cpu
+             ? at::Device(at::kCPU)
+             : at::Device(at::kCUDA, at::DeviceIndex(device.index));
+}
+
+Transport transport_of(const Graph& graph, const std::vector<int>& queue_of, const Edge& edge) {
+  const int from = queue_of[size_t(edge.from)], to = queue_of[size_t(edge.to)];
+  const auto &a = graph.options().devices[size_t(from)], &b = graph.options().devices[size_t(to)];
+  auto asked = edge.options.transport;
+  const auto &giver = graph.nodes()[size_t(edge.from)], &taker = graph.nodes()[size_t(edge.to)];
+  if (asked == Transport::Send && (giver.region != taker.region || giver.arm != taker.arm))
+    fail(Kind::Config, "edge '", edge_name(graph, edge),
+         "': send goes from one operation to the next, and this edge into or out of a loop or ",
+         "branch; use auto");
+  if (asked == Transport::Send && from == to) asked = Transport::Auto;
+  if (asked == Transport::Auto) return a == b ? Transport::Alias : Transport::Copy;
+  if (asked == Transport::Alias && a != b)
+    fail(Kind::Config, "edge '", edge_name(graph, edge),
+         "': alias wants both ends on one device, got ", topo::to_text(a), " and ",
+         topo::to_text(b), "; use auto");
+  return asked;
+}
+
+std::vector<int> place(const Graph& graph) {
+  const auto& nodes = graph.nodes();
+  const auto& devices = graph.options().devices;
+  Sets sets(nodes.size());
+  for (const auto& list : graph.together())
+    for (const int node : list) sets.join(node, list[0]);
+  for (size_t i = 0; i < nodes.size(); ++i)
+    if (!nodes[i].options.weights_of.empty())
+      sets.join(int(i), graph.find(nodes[i].options.weights_of));
+  std::vector<int> of_set(nodes.size(), -1);
+  std::vector<int> load(devices.size());
+  const auto settle = [&](int node, int device) {
+    const auto set = size_t(sets.find(node));
+    if (of_set[set] >= 0 && of_set[set] != device)
+      fail(Kind::Config, "node '", nodes[size_t(node)].name, "' is pinned to device ", device,
+           ", and what it must be together with (colocate, weights_of or a pattern) to device ",
+           of_set[set]);
+    of_set[set] = device;
+  };
+  for (size_t i = 0; i < nodes.size(); ++i)
+    if (nodes[i].options.device >= 0) {
+      settle(int(i), nodes[i].options.device);
+      ++load[size_t(nodes[i].options.device)];
+    }
+  const auto placed = [&](int node) { return of_set[size_t(sets.find(node))]; };
+  const auto barred = [&](int node, int device) {
+    for (const auto& list : graph.apart()) {
+      const bool mine =
+          std::ranges::any_of(list, [&](int other) { return sets.find(other) == sets.find(node); });
+      if (mine && std::ranges::any_of(list, [&](int other) {
+            return sets.find(other) != sets.find(node) && placed(other) == device;
+          }))
+        return true;
+    }
+    return false;
+  };
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    if (placed(int(i)) >= 0) continue;
+    int best = -1;
+    // What Yoke has put in itself stands beside what it cuts, or the last of what it joins: the
+    // first is often beside the source, which has enough to do.
+    if (!nodes[i].what.empty())
+      for (const auto& edge : graph.edges()) {
+        const bool joins = edge.to == int(i);
+        const int other = edge.from == int(i) ? edge.to : joins ? edge.from : int(i);
+        if ((best < 0 || joins) && placed(other) >= 0 && !barred(int(i), placed(other)))
+          best = placed(other);
+      }
+    for (int device = 0; best < 0 && device < int(devices.size()); ++device) {
+      if (barred(int(i), device)) continue;
+      if (std::ranges::all_of(load, [&](int other) { return load[size_t(device)] <= other; }))
+        best = device;
+    }
+    for (int device = 0; best < 0 && device < int(devices.size()); ++device)
+      if (!barred(int(i), device)) best = device;
+    if (best < 0)
+      fail(Kind::Config, "node '", nodes[i].name, "' must be separate from others, and there are ",
+           "only ", devices.size(), " devices; give more by flow.devices");
+    settle(int(i), best);
+    ++load[size_t(best)];
+  }
+  std::vector<int> result;
+  for (size_t i = 0; i < nodes.size(); ++i) result.push_back(placed(int(i)));
+  for (const auto& list : graph.apart())
+    for (size_t i = 0; i < list.size(); ++i)
+      for (size_t j = 0; j < i; ++j)
+        if (result[size_t(list[i])] == result[size_t(list[j])])
+          fail(Kind::Config, "nodes '", nodes[size_t(list[j])].name, "' and '",
+               nodes[size_t(list[i])].name, "' must be separate, and both are on device ",
+               result[size_t(list[i])]);
+  return result;
+}
+
+std::vector<uint64_t> memory_of(const Graph& graph, const std::vector<int>& queue_of,
+                                const std::vector<Body>& bodies) {
+  std::vector<uint64_t> bytes(graph.options().devices.size());
+  for (size_t i = 0; i < bodies.size(); ++i) {
+    const auto& options = graph.nodes()[i].options;
+    if (!options.weights_of.empty()) continue;
+    uint64_t copies = 1;
+    if (options.role == Role::Train)  // gradients, and what the optimizer keeps
+      copies += 1 + (options.optimizer.kind == OptimizerOptions::Kind::AdamW ? 2
+                     : options.optimizer.momentum > 0                        ? 1
+                                                                             : 0);
+    bytes[size_t(queue_of[i])] += copies * bodies[i].bytes;
+  }
+  return bytes;
+}
+
+std::map<topo::Device, uint64_t> free_memory(const Graph& graph) {
+  const topo::Host host = graph.options().host ? *graph.options().host : topo::read_host();
+  std::map<topo::Device, uint64_t> free;
+  for (const auto& device : graph.options().devices) {
+    const bool cpu = device.kind == topo::DeviceKind::Cpu;
+    uint64_t has = cpu ? host.available_memory_bytes : 0;
+    if (!cpu && size_t(device.index) < host.gpus.size())
+      has = host.gpus[size_t(device.index)].free_bytes;
+    if (graph.options().memory_gb > 0) has = uint64_t(graph.options().memory_gb * 1e9);
+    free[device] = has;
+  }
+  return free;
+}
+
+void check_memory(const Graph& graph, const std::map<topo::Device, uint64_t>& free,
+                  const std::vector<uint64_t>& needed) {
+  const auto& devices = graph.options().devices;
+  std::map<topo::Device, uint64_t> sums;
+  for (size_t i = 0; i < devices.size(); ++i) sums[devices[i]] += needed[i];
+  for (const auto& [device, bytes] : sums) {
+    const uint64_t has = free.at(device);
+    if (has == 0 || bytes <= has) continue;
+    fail(Kind::Config, "the nodes on ", topo::to_text(device), " need ", bytes_text(bytes),
+         " for their weights, gradients and optimizers, and it has ", bytes_text(has),
+         graph.options().memory_gb > 0 ? " (flow.memory_gb)" : "",
+         "; put some on another device, or train fewer of them");
+  }
+}
+
+std::vector<int64_t> firings_of(const Graph& graph) {
+  const auto& nodes = graph.nodes();
+  // By how much each fires more often than the first of its piece of the graph, as a fraction.
+  std::vector<int64_t> up(nodes.size()), down(nodes.size(), 1);
+  std::vector<std::vector<size_t>> edges_of(nodes.size());
+  for (size_t i = 0; i < graph.edges().size(); ++i) {
+    const auto& edge = graph.edges()[i];
+    if (edge.options.policy != Policy::Block) continue;
+    edges_of[size_t(edge.from)].push_back(i);
+    edges_of[size_t(edge.to)].push_back(i);
+  }
+  std::vector<int64_t> result(nodes.size(), 1);
+  for (size_t start = 0; start < nodes.size(); ++start) {
+    if (up[start] != 0) continue;
+    std::vector<size_t> piece{start};
+    up[start] = 1;
+    for (size_t at = 0; at < piece.size(); ++at)
+      for (const size_t i : edges_of[piece[at]]) {
+        const auto& edge = graph.edges()[i];
+        const auto from = size_t(edge.from), to = size_t(edge.to);
+        const int64_t gives = nodes[from].outputs[size_t(edge.from_port)].tokens;
+        const int64_t takes = nodes[to].inputs[size_t(edge.to_port)].tokens;
+        const bool forward = piece[at] == from;
+        const size_t next = forward ? to : from;
+        const int64_t more = forward ? gives : takes, less = forward ? takes : gives;
+        int64_t a = up[piece[at]] * more, b = down[piece[at]] * less;
+        const int64_t divisor = std::gcd(a, b);
+        a /= divisor, b /= divisor;
+        if (up[next] == 0) {
+          up[next] = a, down[next] = b;
+          piece.push_back(next);
+          if (a > 1'000'000 || b > 1'000'000)
+            fail(Kind::Config, "the rates of ports make node '", nodes[next].name,
+                 "' fire more than a million times a round; see edge '", edge_name(graph, edge),
+                 "'");
+        } else if (up[next] * b != a * down[next]) {
+          fail(Kind::Config, "edge '", edge_name(graph, edge), "': ", nodes[from].name, " gives ",
+               gives, " a firing and ", nodes[to].name, " takes ", takes,
+               ", which does not go with the other edges between them: no numbers of firings ",
+               "balance; the other edges want ", nodes[next].name, " to fire ", up[next], "/",
+               down[next], " times and this one ", a, "/", b);
+        }
+      }
+    int64_t common = 1;
+    for (const size_t node : piece) {
+      common = std::lcm(common, down[node]);
+      if (common > 1'000'000)
+        fail(Kind::Config, "the rates of ports make node '", nodes[node].name,
+             "' and those before it fire more than a million times a round");
+    }
+    int64_t divisor = 0;
+    for (const size_t node : piece) {
+      result[node] = up[node] * (common / down[node]);
+      divisor = std::gcd(divisor, result[node]);
+    }
+    for (const size_t node : piece) result[node] /= divisor;
+  }
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    if (result[i] > 4096)
+      fail(Kind::Config, "node '", nodes[i].name, "' would fire ", result[i], " times a round");
+    const bool outward = !nodes[i].feeds.empty() || !nodes[i].gives.empty();
+    if (outward && (result[i] != 1 || nodes[i].region >= 0))
+      fail(Kind::Config, "'", nodes[i].name, "' is ",
+           nodes[i].feeds.empty() ? "an output" : "an input",
+           " of the flow, one value a round: it cannot be in a loop or branch, nor at a port of ",
+           "another rate; got ", result[i], " firings of it in a round");
+    if (nodes[i].region < 0) continue;
+    const auto single = [](const Port& port) { return port.tokens == 1; };
+    if (result[i] != 1 || !std::ranges::all_of(nodes[i].inputs, single) ||
+        !std::ranges::all_of(nodes[i].outputs, single))
+      fail(Kind::Config, "node '", nodes[i].name, "' is in a loop or branch, where every port ",
+           "takes and gives one value; got ", result[i], " firings of it in a round");
+  }
+  return result;
+}
+
+}  // namespace yoke::flow

@@ -1,0 +1,315 @@
+// SPDX-License-Identifier: Apache-2.0
+// How a run goes on, ends and is ended; and what copies, rings, regions and phases compute.
+#include <gtest/gtest.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/dropout.h>
+#include <torch/nn/modules/linear.h>
+
+#include <latch>
+#include <thread>
+
+#include "yoke/base/rng.h"
+#include "yoke/flow/flow_test.h"
+
+namespace yoke::flow {
+namespace {
+
+using namespace std::chrono_literals;
+
+Graph counting(const std::string& devices = "cpu:2") {
+  auto graph = graph_on(devices);
+  graph.node("data", counts(), {.device = 0, .outputs = {"y"}});
+  graph.node("more", plus(1), {.device = int(graph.options().devices.size()) - 1});
+  graph.edge("data", "more");
+  graph.output("y", "more");
+  return graph;
+}
+
+TEST(Run, HaltEndsAfterARoundThatAllHaveMade) {
+  Executor executor(compile(counting()));
+  std::jthread other([&](const std::stop_token& over) {
+    while (!over.stop_requested()) {
+      std::this_thread::sleep_for(1ms);
+      executor.halt();
+    }
+  });
+  const int64_t made = executor.run(int64_t(1) << 40);
+  other.request_stop();
+  other.join();
+  EXPECT_GT(made, 0);
+  EXPECT_EQ(number(executor.last()[0]), double(made + 1));
+  EXPECT_EQ(executor.report().rounds, made);
+  EXPECT_EQ(executor.run(3), 3);  // and goes on from there
+  EXPECT_EQ(number(executor.last()[0]), double(made + 4));
+}
+
+TEST(Run, AStopThatComesFirstIsNotLost) {
+  Executor executor(compile(counting()));
+  executor.stop("not today");
+  EXPECT_TRUE(has(error_of([&] { executor.run(1); }), "not today"));
+  executor.run(1);
+}
+
+TEST(Run, ANodeThatDoesNotComeBackIsNamed) {
+  static std::latch never(1);  // outlives the thread that is left behind
+  for (const char* devices : {"cpu", "cpu:2"}) {
+    auto graph = graph_on(devices);
+    graph.node("data", counts(), {.device = 0, .outputs = {"y"}});
+    graph.node("hang", function([](const Tensors& in) {
+                 never.wait();
+                 return in[0];
+               }),
+               {.device = int(graph.options().devices.size()) - 1});
+    graph.edge("data", "hang");
+    graph.output("y", "hang");
+    Executor executor(compile(graph), {.timeout = 300ms});
+    const auto text = error_of([&] { executor.run(1000); });
+    EXPECT_TRUE(has(text, "has been in 'hang' of round 0")) << text;
+    EXPECT_TRUE(has(error_of([&] { executor.run(1); }), "has not come back"));
+  }
+}
+
+TEST(Run, RoundsThatNobodyCollectsAreBounded) {
+  auto graph = graph_on("cpu");
+  graph.input("x", {});
+  graph.node("more", plus(1));
+  graph.edge("x", "more");
+  graph.output("y", "more");
+  Executor executor(compile(graph));
+  for (int i = 0; i < 64; ++i) executor.submit({at::full({1}, i)});
+  EXPECT_TRUE(has(error_of([&] { executor.submit({at::zeros({1})}); }), "collect() first"));
+  for (int i = 0; i < 64; ++i) EXPECT_EQ(number(executor.collect()[0]), i + 1);
+  EXPECT_EQ(number(executor.step({at::zeros({1})})[0]), 1);
+}
+
+// A node beside the way of the outputs fails after they are there.
+TEST(Run, WaitTellsOfNodesThatNoOutputNeeds) {
+  auto graph = graph_on("cpu:2");
+  std::atomic<bool> go = false;
+  graph.input("x", {});
+  graph.node("aside", function([&](const Tensors& in) -> at::Tensor {
+               while (!go) std::this_thread::yield();
+               fail(Kind::Usage, "out of paper");
+               return in[0];
+             }),
+             {.device = 1});
+  graph.edge("x", "aside");
+  graph.node("more", plus(1), {.device = 0});
+  graph.edge("x", "more");
+  graph.output("y", "more");
+  Executor executor(compile(graph));
+  executor.step({at::zeros({1})});
+  EXPECT_FALSE(executor.done());
+  go = true;
+  EXPECT_TRUE(has(error_of([&] { executor.wait(); }), "out of paper"));
+}
+
+// ---- who may write into a value ----
+
+Open adds_in_place() {
+  return function([](const Tensors& in) { return in[0].add_(1); });
+}
+
+TEST(Run, WhatIsWrittenIntoIsNobodyElses) {
+  // The caller's own.
+  auto graph = graph_on("cpu");
+  graph.input("x", {});
+  graph.node("write", adds_in_place(), {.in_place = true});
+  graph.edge("x", "write");
+  graph.output("y", "write");
+  const auto given = at::zeros({2});
+  EXPECT_EQ(number(Executor(compile(graph)).step({given})[0]), 1);
+  EXPECT_EQ(number(given), 0);
+
+  // What its giver keeps, behind one that gives on what it gets; and what serves again.
+  for (const int64_t every : {1, 4}) {
+    graph = graph_on("cpu");
+    const auto kept = at::zeros({2});
+    graph.node("data",
+               function(Function([kept](const Tensors&, int64_t) { return Tensors{kept}; })),
+               {.outputs = {"y"}});
+    add(graph, "same", "same");
+    graph.node("write", adds_in_place(), {.in_place = true});
+    graph.edge("data", "same");
+    graph.edge("same", "write", {.every = every});
+    graph.output("y", "write");
+    EXPECT_EQ(outputs_of(graph, 5), std::vector<double>(5, 1.0)) << "every " << every;
+    EXPECT_EQ(number(kept), 0);
+  }
+}
+
+// ---- copies ----
+
+TEST(Run, CopiesOfAModuleBeginEqual) {
+  auto graph = graph_on("cpu:2");
+  graph.input("x", {});
+  graph.node("net", module([] { return torch::nn::Linear(4, 3); }), {.replicas = {0, 1}});
+  graph.edge("x", "net");
+  graph.output("y", "net");
+  Executor executor(compile(graph));
+  const auto row = at::ones({1, 4});
+  const auto got = executor.step({at::cat({row, row})})[0];
+  EXPECT_TRUE(at::equal(got[0], got[1])) << got;
+}
+
+// A step that one copy has taken and the other has not is taken back by the next run.
+TEST(Run, CopiesAreEqualAgainAfterAFailure) {
+  std::atomic<int> steps = -1;
+  auto graph = graph_on("cpu:2");
+  add(graph, "data", "spirals:batch=32");
+  add(graph, "net", "mlp:2,3", {.replicas = {0, 1}, .role = Role::Train});
+  add(graph, "loss", "cross_entropy");
+  graph.edge("data.x", "net"), graph.edge("net", "loss"), graph.edge("data.label", "loss.label");
+  Executor executor(compile(graph), {.before = [&](int, const plan::Operation& operation) {
+                      if (!operation.name.ends_with(" step") || steps < 0) return;
+                      if (++steps == 2) fail(Kind::Usage, "out of steps");
+                    }});
+  executor.run(2);
+  const auto equal = [&] {
+    return at::equal(executor.weights("net")[0].cpu(), executor.weights("net@1")[0].cpu());
+  };
+  EXPECT_TRUE(equal());
+  steps = 0;
+  EXPECT_TRUE(has(error_of([&] { executor.run(1); }), "out of steps"));
+  EXPECT_FALSE(equal());
+  steps = -1;
+  executor.run(1);
+  EXPECT_TRUE(equal());
+}
+
+TEST(Run, RowsAreCountedEquallyByLossesOfCopies) {
+  const auto flow = [](int64_t batch) {
+    auto graph = graph_on("cpu:2");
+    add(graph, "data", cat("spirals:batch=", batch));
+    add(graph, "net", "mlp:2,3", {.role = Role::Train});
+    add(graph, "loss", "cross_entropy");
+    graph.edge("data.x", "net"), graph.edge("net", "loss"), graph.edge("data.label", "loss.label");
+    graph.data_parallel("both", {.nodes = {"net", "loss"}, .devices = {{0, 0}, {1, 1}}});
+    return graph;
+  };
+  Executor(compile(flow(32))).run(1);
+  EXPECT_TRUE(has(error_of([&] { Executor(compile(flow(33))).run(1); }),
+                  "cannot cut 33 rows evenly over 2 copies"));
+}
+
+// ---- what is traded ----
+
+TEST(Run, ARingOfOutputsCarriesNoGradients) {
+  const auto trained = [](bool ring) {
+    auto graph = graph_on("cpu:2");
+    add(graph, "data", "spirals:batch=32");
+    for (const int at : {0, 1}) {
+      add(graph, cat("net", at), "mlp:2,3", {.device = at, .role = Role::Train});
+      add(graph, cat("loss", at), "mutual", {.device = at});
+      graph.edge("data.x", cat("net", at)), graph.edge("data.label", cat("loss", at, ".label"));
+      graph.edge(cat("net", at), cat("loss", at, ".x"));
+    }
+    for (const int at : {0, 1})  // of one other: stacked by itself
+      graph.node(cat("only", at), function([](const Tensors& in) { return in[0].unsqueeze(0); }),
+                 {.device = at});
+    if (ring) {
+      graph.exchange("trade", {.from = {"net0", "net1"}, .into = {"only0", "only1"}, .ring = true});
+      for (const int at : {0, 1}) graph.edge(cat("only", at), cat("loss", at, ".peers"));
+    } else {
+      graph.exchange("trade", {.from = {"net0", "net1"}, .into = {"loss0.peers", "loss1.peers"}});
+      for (const int at : {0, 1}) graph.edge("data.x", cat("only", at));
+    }
+    Executor executor(compile(graph));
+    executor.run(5);
+    return executor.losses("loss0").back();
+  };
+  EXPECT_NEAR(trained(true), trained(false), kClose);  // two in a ring: each to the other
+}
+
+TEST(Run, ARingOfWeightsIsTheMeanWithTheOneBefore) {
+  for (const char* devices : {"cpu", "cpu:2", "cpu:3"})
+    for (const bool sum : {false, true}) {
+      auto graph = graph_on(devices);
+      const int queues = int(graph.options().devices.size());
+      add(graph, "data", "spirals:batch=8");
+      std::vector<std::string> names;
+      std::vector<at::Tensor> first;
+      for (int i = 0; i < 3; ++i) {
+        names.push_back(cat("net", i));
+        add(graph, names.back(), "mlp:2,3", {.device = i % queues});
+        graph.edge("data.x", names.back());
+        first.push_back(word("mlp:2,3", names.back())(at::kCPU).weights[0].detach());
+      }
+      graph.exchange({.name = "ring", .ring = true, .sum = sum}, names);
+      Executor executor(compile(graph));
+      executor.run(1);
+      for (size_t i = 0; i < 3; ++i) {
+        const auto both = first[i] + first[(i + 2) % 3];
+        EXPECT_TRUE(at::allclose(executor.weights(names[i])[0].cpu(), sum ? both : both / 2))
+            << devices << ", " << names[i];
+      }
+      const auto report = executor.report();
+      EXPECT_EQ(report.edges.back().name, "ring");
+      EXPECT_EQ(report.edges.back().values, 1);
+      EXPECT_EQ(report.edges.back().bytes, 3 * 4u * 9);
+    }
+}
+
+// ---- one model in several places ----
+
+TEST(Run, WhoSharesWeightsComputesInItsOwnMode) {
+  auto graph = graph_on("cpu");
+  add(graph, "data", "spirals:batch=64");
+  const auto net = module(
+      [] { return torch::nn::Sequential(torch::nn::Linear(2, 3), torch::nn::Dropout(0.9)); });
+  graph.node("net", net, {.role = Role::Train, .optimizer = {.lr = 0}});
+  add(graph, "loss", "cross_entropy");
+  graph.edge("data.x", "net"), graph.edge("net", "loss"), graph.edge("data.label", "loss.label");
+  graph.node("exam", net, {.weights_of = "net"});
+  graph.node("zeros", function([](const Tensors& in) { return (in[0] == 0).sum(); }));
+  graph.edge("data.x", "exam"), graph.edge("exam", "zeros");
+  graph.output("y", "zeros");
+  EXPECT_EQ(outputs_of(graph, 3), std::vector<double>(3, 0.0));
+}
+
+// Class numbers that come from a trained model by way of one that has no gradient.
+TEST(Run, WholeNumbersStopGradients) {
+  auto graph = graph_on("cpu");
+  add(graph, "data", "spirals:batch=32");
+  add(graph, "net", "mlp:2,3", {.role = Role::Train});
+  add(graph, "guess", "argmax");
+  add(graph, "loss", "cross_entropy");
+  graph.edge("data.x", "net"), graph.edge("net", "loss.x");
+  graph.edge("net", "guess"), graph.edge("guess", "loss.label");
+  Executor executor(compile(graph));
+  executor.run(20);
+  EXPECT_LT(executor.losses("loss").back(), executor.losses("loss").front());
+}
+
+// ---- phases and regions ----
+
+TEST(Run, AnOutputOfALaterPhaseIsOfThatPhase) {
+  auto graph = graph_on("cpu:2");
+  graph.node("data", counts(), {.outputs = {"y"}});
+  graph.node("early", plus(1), {.device = 0});
+  graph.node("late", plus(2), {.device = 1, .phase = 1});
+  graph.edge("data", "early"), graph.edge("data", "late");
+  graph.ensemble("both", "", {.nodes = {"early", "late"}, .merge = "mean"});
+  graph.output("y", "both");
+  EXPECT_EQ(outputs_of(graph, 2), (std::vector<double>{2.5, 3.5}));
+}
+
+// A value of every second round is there for an arm that was not taken when it came.
+TEST(Run, AnArmFindsTheLastValueOfAnEdge) {
+  auto graph = graph_on("cpu");
+  graph.node("data", counts(), {.outputs = {"y"}});
+  graph.node("odd", function([](const Tensors& in) { return in[0].remainder(2); }));
+  for (const char* name : {"a", "b"}) graph.node(name, plus(name[0] == 'a' ? 100 : 200));
+  graph.edge("data", "odd");
+  graph.edge("data", "a", {.every = 2}), graph.edge("data", "b", {.every = 2});
+  graph.branch("pick", {.when = "odd",
+                        .then = {"a"},
+                        .otherwise = {"b"},
+                        .then_gives = "a",
+                        .otherwise_gives = "b"});
+  graph.output("y", "pick");
+  EXPECT_EQ(outputs_of(graph, 4), (std::vector<double>{101, 201, 103, 203}));
+}
+
+}  // namespace
+}  // namespace yoke::flow

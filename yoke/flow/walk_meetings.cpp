@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where queues meet: messages, trades of weights and gradients, loops and branches.
+#include <ATen/Functions.h>
+#include <c10/core/Event.h>
+#include <torch/csrc/autograd/grad_mode.h>
+
+#include <algorithm>
+
+#include "yoke/base/error.h"
+#include "yoke/base/text.h"
+#include "yoke/flow/walk.h"
+#include "yoke/models/port.h"
+
+namespace yoke::flow {
+namespace {
+
+bool says_yes(const at::Tensor& value) {
+  if (value.numel() != 1)
+    fail(Kind::Usage, "what decides must be one number, got ",
+         plan::to_text(models::type_of(value.scalar_type()), value.sizes()));
+  return value.item<double>() != 0;
+}
+
+}  // namespace
+
+// Rank, datatype and sizes go first: the other end does not know them.
+void Walk::send(Level& level, const plan::Operation& operation) {
+  const auto& access = operation.takes[0];
+  await_values(level, operation, {.kind = Task::Kind::Send});
+  for (int64_t k = 0; k < access.count; ++k) {
+    const Value value = take(level, access.channel);
+    auto head = at::full({12}, -1, at::kLong);
+    if (value.tensor.defined()) {
+      if (value.tensor.dim() > 10)
+        fail(Kind::Usage, "'", operation.what, "' has more than 10 sizes");
+      auto* const numbers = head.mutable_data_ptr<int64_t>();
+      numbers[0] = value.tensor.dim();
+      numbers[1] = int64_t(value.tensor.scalar_type());
+      std::ranges::copy(value.tensor.sizes(), numbers + 2);
+    }
+    world_.send(head, operation.peer).wait();
+    if (value.tensor.defined())
+      world_.send(value.tensor.to(device_).contiguous(), operation.peer).wait();
+  }
+}
+
+double Walk::receive(Level& level, const plan::Operation& operation) {
+  const auto& access = operation.gives[0];
+  Tensors received;
+  Duration moved{0};
+  for (int64_t k = 0; k < access.count; ++k) {
+    auto head = at::empty({12}, at::kLong);
+    world_.recv(head, operation.peer).wait();
+    const Time begin = clock_.now();  // who sends is there
+    const auto* const numbers = head.const_data_ptr<int64_t>();
+    if (numbers[0] < 0) {
+      received.emplace_back();
+      continue;
+    }
+    received.push_back(at::empty({numbers + 2, size_t(numbers[0])},
+                                 at::TensorOptions(device_).dtype(at::ScalarType(numbers[1]))));
+    world_.recv(received.back(), operation.peer).wait();
+    moved += clock_.now() - begin;
+  }
+  await_room(level, operation, {.kind = Task::Kind::Recv});
+  for (auto& tensor : received) give(level, access.channel, leave(tensor));
+  return std::chrono::duration<double>(moved).count();
+}
+
+void Walk::trade(Level& level, const plan::Operation& operation, const Task& task) {
+  const auto& exchange = run_.compiled.graph.exchanges()[size_t(task.exchange)];
+  if ((round_ + 1) % exchange.every != 0) return;
+  auto& figures = run_.trades[size_t(task.exchange) * run_.wakes.size() + size_t(me_)];
+  ++figures.values;
+  for (const int node : task.nodes)
+    for (const auto& weight : run_.compiled.bodies[size_t(node)].weights)
+      figures.bytes += weight.nbytes();
+  const torch::NoGradGuard no_grad;
+  const bool gradients = exchange.what == Exchange::What::Gradients;
+  const auto parts_of = [&](int node) {
+    Tensors parts;
+    for (const auto& weight : run_.compiled.bodies[size_t(node)].weights) {
+      if (gradients && !weight.grad().defined()) weight.mutable_grad() = at::zeros_like(weight);
+      parts.push_back(gradients ? weight.grad() : weight.detach());
+    }
+    return parts;
+  };
+  const auto flat = [](const Tensors& parts) {
+    Tensors rows;
+    for (const auto& part : parts) rows.push_back(part.reshape({-1}));
+    return at::cat(rows);
+  };
+  const auto store = [&](int node, const at::Tensor& values) {
+    int64_t at = 0;
+    for (auto part : parts_of(node)) {
+      part.copy_(values.narrow(0, at, part.numel()).view_as(part));
+      at += part.numel();
+    }
+  };
+  const comm::Communicator* group =
+      operation.group < 0 ? nullptr : &level.groups[size_t(operation.group)];
+  if (exchange.source >= 0) {
+    const bool here = std::ranges::count(task.nodes, exchange.source) > 0;
+    auto values = flat(parts_of(here ? exchange.source : task.nodes[0]));
+    const auto& queues =
+        group ? level.program.groups[size_t(operation.group)].queues : std::vector<int>();
+    const int source = run_.compiled.queue_of[size_t(exchange.source)];
+    if (group)
+      group->broadcast(values, int(std::ranges::find(queues, source) - queues.begin())).wait();
+    for (const int node : task.nodes)
+      if (node != exchange.source) store(node, values);
+    return;
+  }
+  Tensors mine, old;
+  for (const int node : task.nodes) {
+    auto& history = run_.nodes[size_t(node)].history;
+    mine.push_back(flat(parts_of(node)));
+    history.push_back(mine.back());
+    // Before there was one of so long ago: the first weights, or no gradient.
+    const bool early = int64_t(history.size()) <= exchange.staleness;
+    old.push_back(!early      ? history.front()
+                  : gradients ? at::zeros_like(mine.back())
+                              : history.front());
+    if (!early) history.pop_front();
+  }
+  const auto count = int64_t(exchange.nodes.size());
+  const auto place = [&](size_t i) {
+    return std::ranges::find(exchange.nodes, task.nodes[i]) - exchange.nodes.begin();
+  };
+  if (exchange.ring) {  // a row for each, in which the others have nothing
+    auto rows = at::zeros({count, old[0].numel()}, old[0].options());
+    for (size_t i = 0; i < old.size(); ++i) rows[place(i)].copy_(old[i]);
+    if (group) group->all_reduce(rows).wait();
+    for (size_t i = 0; i < task.nodes.size(); ++i) {
+      const auto sum = mine[i] + rows[(place(i) + count - 1) % count];
+      store(task.nodes[i], exchange.sum ? sum : sum / 2);
+    }
+    return;
+  }
+  auto sum = old[0].clone();
+  for (size_t i = 1; i < old.size(); ++i) sum += old[i];
+  if (group) group->all_reduce(sum).wait();
+  for (size_t i = 0; i < task.nodes.size(); ++i) {
+    auto result = exchange.staleness == 0 ? sum : sum - old[i] + mine[i];
+    if (!exchange.sum) result = result / double(count);
+    store(task.nodes[i], result);
+  }
+}
+
+// Every member of the group hears what the one who knows says; and has come so far.
+bool Walk::decide(Level& level, const plan::Operation& operation, const Task& task,
+                  const Value& value) {
+  auto answer = at::zeros({1}, at::kLong);
+  if (task.decides) {
+    if (value.ready) value.ready->synchronize();
+    answer.fill_(int64_t(says_yes(value.tensor)));
+  }
+  level.groups[size_t(operation.group)].all_reduce(answer).wait();
+  return answer.item<int64_t>() != 0;
+}
+
+void Walk::loop(Level& level, const plan::Operation& operation, const Task& task) {
+  const auto& region = run_.compiled.graph.regions()[size_t(task.region)];
+  auto& body = level.parts[size_t(operation.parts[0])];
+  const auto& group = level.groups[size_t(operation.group)];
+  await_values(level, operation, task);
+  std::vector<Value> taken;
+  for (const auto& access : operation.takes) taken.push_back(take(level, access.channel));
+  group.barrier();  // what the last turn of the round before has carried is there
+  for (size_t i = 0; i < taken.size(); ++i) {
+    const auto& inner = task.enters[i];
+    if (inner.carried) body.pipes.pipes[size_t(inner.channel)]->clear();
+    if (inner.carried)
+      body.pipes.pipes[size_t(inner.channel)]->give(std::move(taken[i]));
+    else
+      body.pipes.slots[size_t(inner.channel)] = std::move(taken[i]);
+  }
+  group.barrier();  // and nobody carries before it is so everywhere
+  for (int64_t turn = 0; turn < region.most; ++turn) {
+    row(body);
+    if (region.decides.first < 0) continue;
+    const Value& until = task.decides ? body.pipes.slots[size_t(task.decider_channel)] : Value{};
+    if (decide(level, operation, task, until)) break;
+  }
+  await_room(level, operation, task);
+  for (size_t i = 0; i < operation.gives.size(); ++i)
+    give(level, operation.gives[i].channel, body.pipes.slots[size_t(task.leaves[i][0].channel)]);
+}
+
+void Walk::branch(Level& level, const plan::Operation& operation, const Task& task) {
+  await_values(level, operation, task);
+  std::vector<Value> taken;
+  for (const auto& access : operation.takes) taken.push_back(take(level, access.channel));
+  const Value when = task.decides ? taken[size_t(task.decider_channel)] : Value{};
+  const int arm = decide(level, operation, task, when) ? 0 : 1;
+  for (size_t i = 0; i < taken.size(); ++i)
+    // Also for the arm that is not taken now: a value of every n rounds serves again later.
+    if (task.enters[i].arm >= 0 && taken[i].tensor.defined())
+      level.parts[size_t(operation.parts[size_t(task.enters[i].arm)])]
+          .pipes.slots[size_t(task.enters[i].channel)] = std::move(taken[i]);
+  auto& body = level.parts[size_t(operation.parts[size_t(arm)])];
+  row(body);
+  await_room(level, operation, task);
+  for (size_t i = 0; i < operation.gives.size(); ++i)
+    give(level, operation.gives[i].channel,
+         body.pipes.slots[size_t(task.leaves[i][size_t(arm)].channel)]);
+}
+
+}  // namespace yoke::flow

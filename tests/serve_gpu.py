@@ -185,23 +185,40 @@ def ask(address, folder):
     return back
 
 
+def length(spans):
+    return sum(end - begin for begin, end, *_ in spans)
+
+
+def overlap(a, b):
+    return sum(max(0, min(ae, be) - max(ab, bb)) for ab, ae, *_ in a for bb, be, *_ in b)
+
+
 def trace(file):
     events = json.loads(pathlib.Path(file).read_text())["traceEvents"]
     runs = {}
     for event in events:
-        if event["name"] == "model":
-            runs.setdefault(event["pid"], []).append((event["ts"], event["ts"] + event["dur"], event["args"]["rows"]))
-    busiest = sorted(runs, key=lambda pid: -sum(end - begin for begin, end, _ in runs[pid]))[:2]
-    spans = {pid: sorted(runs[pid])[-400:] for pid in busiest}
-    for pid, list_ in spans.items():
-        gaps = [b[0] - a[1] for a, b in zip(list_, list_[1:])]
-        print(f"replica {pid - 2}: {len(list_)} batches of {statistics.mean(r for *_, r in list_):.1f} rows, "
-              f"model {statistics.median(e - b for b, e, _ in list_):.0f} us, "
-              f"idle between batches: median {statistics.median(gaps):.0f} us")
-    (a, b) = (spans[pid] for pid in busiest)
-    both = sum(max(0, min(ae, be) - max(ab, bb)) for ab, ae, _ in a for bb, be, _ in b)
-    print(f"both replicas at once: {both / max(sum(e - b for b, e, _ in a), 1) * 100:.0f} % of the first one's time, "
-          "so one's copies run beside the other's kernels")
+        span = (event["ts"], event["ts"] + event["dur"], event["args"]["rows"])
+        runs.setdefault(event["pid"], {}).setdefault(event["name"], []).append(span)
+    busiest = sorted(runs, key=lambda pid: -length(runs[pid].get("model", [])))[:2]
+    spans = {pid: {name: sorted(list_)[-400:] for name, list_ in runs[pid].items()} for pid in busiest}
+    for pid, names in spans.items():
+        models = names["model"]
+        idle = statistics.median(b[0] - a[1] for a, b in zip(models, models[1:]))
+        median = {name: statistics.median(e - b for b, e, _ in names[name]) for name in ("copy in", "model", "copy out")}
+        print(f"replica {pid - 2}: {len(models)} batches of {statistics.mean(r for *_, r in models):.1f} rows, "
+              f"model {median['model']:.0f} us, of it {median['copy in']:.1f} us copies there and {median['copy out']:.1f} us back; "
+              f"idle between batches: median {idle:.0f} us")
+        assert idle < 30, f"idle between batches {idle:.0f} us, wanted less than 30"
+    a, b = (spans[pid] for pid in busiest)
+    # What the other one computes, without its own copies.
+    kernels = [(mb + ib - ia, me - (oe - ob), r) for (mb, me, r), (ia, ib, _), (ob, oe, _) in
+               zip(b["model"], b["copy in"], b["copy out"])]
+    copies = a["copy in"] + a["copy out"]
+    both = overlap(a["model"], b["model"]) / length(a["model"])
+    beside = overlap(copies, kernels) / length(copies)
+    print(f"both replicas at once: {both * 100:.0f} % of the first one's time; {beside * 100:.0f} % of its copies "
+          "run beside the other's kernels")
+    assert beside > 0.2, f"{beside * 100:.0f} % of copies beside the other's kernels"
 
 
 def main():

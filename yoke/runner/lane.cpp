@@ -2,17 +2,34 @@
 #include "yoke/runner/lane.h"
 
 #include <ATen/Functions.h>
+#include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "yoke/comm/local/cuda_lane.h"
 
 namespace yoke::runner {
 
-Lane::Lane(at::Device device) : device_(device) {
-  if (device.is_cuda()) comm::cuda_enter(std::max<int>(device.index(), 0));
+Lane::Lane(at::Device device, bool timed) : device_(device) {
+  if (!device.is_cuda()) return;
+  comm::cuda_enter(std::max<int>(device.index(), 0));
+  for (int i = 0; timed && i < kMarks; ++i)
+    marks_.emplace_back(at::kCUDA, c10::EventFlag::BACKEND_DEFAULT);
+}
+
+Lane::~Lane() = default;
+
+void Lane::mark(Mark mark) {
+  if (!marks_.empty())
+    marks_[mark].record(c10::impl::VirtualGuardImpl(at::kCUDA).getStream(device_));
+}
+
+Duration Lane::between(Mark a, Mark b) const {
+  const std::chrono::duration<double, std::milli> time(marks_[a].elapsedTime(marks_[b]));
+  return std::chrono::duration_cast<Duration>(time);
 }
 
 at::Tensor Lane::pinned(std::vector<at::Tensor>& kept, size_t place, at::IntArrayRef sizes,
@@ -40,7 +57,10 @@ at::Tensor Lane::there(size_t place, const at::Tensor& value, int64_t rows) {
   } else {
     filled.copy_(value);
   }
-  return filled.to(device_, /*non_blocking=*/true);
+  if (!std::exchange(arriving_, true)) mark(kInBegins);
+  auto arrived = filled.to(device_, /*non_blocking=*/true);
+  mark(kInEnds);
+  return arrived;
 }
 
 void Lane::back(const std::vector<at::Tensor>& from, const std::vector<std::span<std::byte>>& to) {
@@ -49,12 +69,21 @@ void Lane::back(const std::vector<at::Tensor>& from, const std::vector<std::span
   for (size_t i = 0; i < from.size(); ++i) {
     near[i] = from[i];
     if (from[i].is_cuda()) {
+      if (!waits) mark(kOutBegins);
       near[i] = pinned(pinned_out_, i, from[i].sizes(), from[i].scalar_type());
       near[i].copy_(from[i], /*non_blocking=*/true);
       waits = true;
     }
   }
-  if (waits) c10::impl::VirtualGuardImpl(at::kCUDA).getStream(device_).synchronize();
+  if (waits) {
+    mark(kOutEnds);
+    c10::impl::VirtualGuardImpl(at::kCUDA).getStream(device_).synchronize();
+  }
+  const bool came = std::exchange(arriving_, false);
+  if (waits && !marks_.empty()) {
+    in_ = came ? between(kInBegins, kInEnds) : Duration(0);
+    out_ = between(kOutBegins, kOutEnds);
+  }
   for (size_t i = 0; i < near.size(); ++i)
     if (!to[i].empty())
       std::memcpy(to[i].data(), near[i].contiguous().const_data_ptr(), to[i].size());

@@ -10,21 +10,39 @@
 #include <span>
 #include <vector>
 
+#include "yoke/base/clock.h"
+
+namespace c10 {
+struct Event;
+}
+
 namespace yoke::runner {
 
 class Lane {
  public:
-  explicit Lane(at::Device device);  // throws Kind::Device
+  // Throws Kind::Device. `timed`: a GPU notes when copies begin and end.
+  explicit Lane(at::Device device, bool timed = false);
+  ~Lane();
   at::Device device() const { return device_; }
   // The input at `place`, grown to so many rows by its first one; 0: as it is.
   at::Tensor there(size_t place, const at::Tensor& value, int64_t rows);
   // Each into memory of its size; all is there on return.
   void back(const std::vector<at::Tensor>& from, const std::vector<std::span<std::byte>>& to);
+  // Of the last batch that went there and came back; zero where nobody timed it.
+  Duration copy_in() const { return in_; }
+  Duration copy_out() const { return out_; }
 
  private:
   at::Tensor pinned(std::vector<at::Tensor>& kept, size_t place, at::IntArrayRef sizes,
                     at::ScalarType dtype);
+  enum Mark { kInBegins, kInEnds, kOutBegins, kOutEnds, kMarks };
+  void mark(Mark mark);
+  Duration between(Mark a, Mark b) const;
+
   const at::Device device_;
+  std::vector<c10::Event> marks_ = {};  // none where it is not timed
+  bool arriving_ = false;               // some of the batch has been sent there
+  Duration in_ = {}, out_ = {};
   std::vector<at::Tensor> pinned_in_ = {}, pinned_out_ = {};
 };
 

@@ -10,6 +10,8 @@
 
 #include "yoke/base/error.h"
 #include "yoke/base/text.h"
+#include "yoke/comm/error_text.h"
+#include "yoke/flow/config.h"
 #include "yoke/models/whole.h"
 #include "yoke/serve/request.h"
 
@@ -27,14 +29,6 @@ at::ScalarType dtype_named(const std::string& precision) {
 }
 
 // Of a message of TorchScript's what was thrown, without the lines that led there.
-std::string short_text(const std::exception& error) {
-  std::string text = error.what();
-  if (const auto at = text.find("\nException raised from "); at != text.npos) text.resize(at);
-  while (!text.empty() && text.back() == '\n') text.pop_back();
-  const bool of_script = text.starts_with("The following operation failed in the TorchScript");
-  return of_script ? text.substr(text.rfind('\n') + 1) : text;
-}
-
 std::vector<plan::Port> ports(const std::vector<std::string>& texts) {
   std::vector<plan::Port> result;
   for (const auto& text : texts) result.push_back(plan::parse_port(text));
@@ -62,11 +56,12 @@ bool have_rows(const Values& values, int64_t rows) {
 
 }  // namespace
 
-ModelRunner::ModelRunner(const serve::ReplicaSpec& spec) : lane_(at::Device(spec.device)) {
+ModelRunner::ModelRunner(const serve::ReplicaSpec& spec, const ReadHost& read_host)
+    : lane_(at::Device(spec.device), spec.timed) {
   const auto begun = std::chrono::steady_clock::now();
   at::get_num_threads();  // begins its pool, which else forgets the next line
   at::set_num_threads(int(std::max<int64_t>(spec.threads, 1)));
-  open(spec);
+  open(spec, read_host);
   settle_batch(spec);
   if (facts_.declared) {
     examine(spec);
@@ -79,14 +74,25 @@ ModelRunner::ModelRunner(const serve::ReplicaSpec& spec) : lane_(at::Device(spec
   facts_.load_s = seconds_since(begun);
 }
 
-void ModelRunner::open(const serve::ReplicaSpec& spec) {
+void ModelRunner::open(const serve::ReplicaSpec& spec, const ReadHost& read_host) {
   const auto wanted = dtype_named(spec.precision);
   models::LoadOptions options{.device = lane_.device(),
                               .inputs = ports(spec.inputs),
                               .outputs = ports(spec.outputs),
                               .dtype = wanted};
-  model_ = models::open_loadable(spec.path, options);
+  if (flow::is_flow(spec.path)) {
+    if (wanted != at::kFloat)
+      fail(Kind::Config, "'", spec.path,
+           "' is a flow: its models have the precision of their files");
+    const FlowModel::Where where{lane_.device(), int(spec.threads), spec.number};
+    auto flow = std::make_unique<FlowModel>(spec.path, where, read_host());
+    flow_ = flow.get();
+    model_ = std::move(flow);
+  } else {
+    model_ = models::open_loadable(spec.path, options);
+  }
   dtype_ = wanted;
+  is_package_ = model_->platform() == kPackage || (flow_ && flow_->has_package());
   facts_.platform = model_->platform();
   facts_.inputs = model_->inputs();
   facts_.outputs = model_->outputs();
@@ -102,7 +108,7 @@ void ModelRunner::open(const serve::ReplicaSpec& spec) {
     facts_.pure = false;
   }
   open_words(spec.tokenizer);
-  facts_.pads = facts_.platform == kPackage || lane_.device().is_cuda();
+  facts_.pads = is_package_ || lane_.device().is_cuda();
 }
 
 void ModelRunner::open_words(const std::string& tokenizer) {
@@ -134,7 +140,7 @@ void ModelRunner::settle_batch(const serve::ReplicaSpec& spec) {
     fail(Kind::Config, "batch is ", spec.batch, ", and '", spec.path, "' takes ", most, " rows");
   facts_.batch = spec.batch > 0 ? spec.batch : std::min(most, kUsualBatch);
   // A compiled package that checks its inputs refuses a single row, even if it was made for it.
-  facts_.buckets = buckets_up_to(facts_.batch, facts_.platform == kPackage ? 2 : 1);
+  facts_.buckets = buckets_up_to(facts_.batch, is_package_ ? 2 : 1);
 }
 
 int64_t ModelRunner::filled(int64_t rows) const {
@@ -172,7 +178,7 @@ void ModelRunner::examine(const serve::ReplicaSpec& spec) {
       return outputs;
     });
   } catch (const Threw& threw) {
-    if (facts_.platform == kPackage)  // which has no opinion on values
+    if (is_package_)  // which has no opinion on values
       fail(Kind::Usage, "'", model_->name(), "' throws at what was declared: ", threw.text);
     name_outputs();
     if (!facts_.stateful)
@@ -202,7 +208,7 @@ Values ModelRunner::try_out(models::Loadable& model, const Values& inputs, at::S
   try {
     return compute(model, inputs, dtype);
   } catch (const std::exception& error) {
-    throw Threw{short_text(error)};
+    throw Threw{comm::text_of(error)};
   }
 }
 
@@ -348,7 +354,7 @@ models::Loadable& ModelRunner::instance_for(const serve::Call& call) {
 
 // After an error of a kernel every later call fails as well, until the process ends.
 void ModelRunner::end_if_lost(const std::string& text) const {
-  if (lane_.device().is_cuda() && text.find("CUDA error") != text.npos) throw serve::Fatal{text};
+  if (text.find("CUDA error") != text.npos) throw serve::Fatal{text};
 }
 
 void ModelRunner::run(const serve::Call& call, serve::Outputs& outputs) {
@@ -360,7 +366,7 @@ void ModelRunner::run(const serve::Call& call, serve::Outputs& outputs) {
     give(compute(instance_for(call), std::move(inputs), dtype_), outputs);
   } catch (const std::exception& error) {
     instances_.erase(call.sequence);  // half changed
-    const std::string text = short_text(error);
+    const std::string text = comm::text_of(error);
     end_if_lost(text);
     fail(Kind::Usage, text);
   }
@@ -393,7 +399,7 @@ void ModelRunner::generate(const std::string& prompt, const std::string& how,
   try {
     train::write_text(*model_->whole(), *words_, asked.text, options, on_text);
   } catch (const c10::Error& error) {
-    end_if_lost(short_text(error));
+    end_if_lost(comm::text_of(error));
     throw;
   }
 }

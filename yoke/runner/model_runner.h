@@ -8,7 +8,9 @@
 #include <optional>
 
 #include "yoke/models/loadable.h"
+#include "yoke/runner/flow_model.h"
 #include "yoke/runner/lane.h"
+#include "yoke/runner/open_runner.h"
 #include "yoke/runner/probe.h"
 #include "yoke/serve/worker.h"
 #include "yoke/train/words.h"
@@ -24,14 +26,16 @@ inline constexpr size_t kMaxSequences = 1024;
 
 class ModelRunner final : public serve::Runner {
  public:
-  explicit ModelRunner(const serve::ReplicaSpec& spec);
+  ModelRunner(const serve::ReplicaSpec& spec, const ReadHost& read_host);
   const serve::Facts& facts() const override { return facts_; }
   void run(const serve::Call& call, serve::Outputs& outputs) override;
   void generate(const std::string& prompt, const std::string& how,
                 const std::function<bool(std::string_view)>& on_text) override;
+  Copies copies() const override { return {lane_.copy_in(), lane_.copy_out()}; }
+  std::string breakdown() const override { return flow_ ? flow_->breakdown() : std::string(); }
 
  private:
-  void open(const serve::ReplicaSpec& spec);
+  void open(const serve::ReplicaSpec& spec, const ReadHost& read_host);
   void open_words(const std::string& tokenizer);
   void settle_batch(const serve::ReplicaSpec& spec);
   void examine(const serve::ReplicaSpec& spec);
@@ -51,6 +55,8 @@ class ModelRunner final : public serve::Runner {
 
   Lane lane_;
   std::unique_ptr<models::Loadable> model_;
+  const FlowModel* flow_ = nullptr;         // the same, if it is one
+  bool is_package_ = false;                 // compiled, or has a part that is
   at::ScalarType dtype_ = at::kFloat;       // of floating weights and inputs
   std::vector<at::ScalarType> gives_ = {};  // dtypes in fp32, where it computes in another
   std::vector<std::string> names_ = {};     // of a dictionary

@@ -2,21 +2,32 @@
 #include "yoke/runner/open_runner.h"
 
 #include "yoke/base/error.h"
+#include "yoke/flow/config.h"
 #include "yoke/models/whole.h"
 #include "yoke/runner/model_runner.h"
 #include "yoke/serve/stand_in.h"
 
 namespace yoke::runner {
 
-std::unique_ptr<serve::Runner> open_runner(const serve::ReplicaSpec& spec) {
+std::unique_ptr<serve::Runner> open_runner(const serve::ReplicaSpec& spec,
+                                           const ReadHost& read_host) {
   if (serve::is_stand_in(spec.path)) return serve::open_stand_in(spec);
-  return std::make_unique<ModelRunner>(spec);
+  return std::make_unique<ModelRunner>(spec, read_host);
 }
 
 serve::Facts inspect(const std::string& path) {
   if (serve::is_stand_in(path)) return serve::open_stand_in({.path = path})->facts();
-  const auto kind = models::kind_of(path);
   serve::Facts facts;
+  if (flow::is_flow(path)) {
+    const FlowModel flow(path, {}, topo::read_host());
+    facts.platform = flow.platform();
+    facts.inputs = flow.inputs();
+    facts.outputs = flow.outputs();
+    facts.declared = flow.declared();
+    facts.bytes = flow.bytes();
+    return facts;
+  }
+  const auto kind = models::kind_of(path);
   if (kind == models::FileKind::Folder) {
     const auto model = models::make_model(models::open_model(path).architecture);
     facts.platform = "yoke";

@@ -7,14 +7,20 @@
 // number takes the one element of its tensor; List[str] is BYTES.
 #pragma once
 
+#include <functional>
 #include <memory>
 
 #include "yoke/serve/worker.h"
+#include "yoke/topo/host.h"
 
 namespace yoke::runner {
 
-// Throws with what the file is and what to do. Threads: the one that calls it runs it.
-std::unique_ptr<serve::Runner> open_runner(const serve::ReplicaSpec& spec);
+using ReadHost = std::function<topo::Host()>;
+
+// Throws with what the file is and what to do. Threads: the one that calls it runs it. `read_host`
+// gives the GPUs that this process sees, where that matters.
+std::unique_ptr<serve::Runner> open_runner(
+    const serve::ReplicaSpec& spec, const ReadHost& read_host = [] { return topo::read_host(); });
 
 // What a file tells without being run: no outputs where it does not say, notes for the rest.
 serve::Facts inspect(const std::string& path);

@@ -449,4 +449,21 @@ TEST(Packages, RunWithBatchesOfAnySize) {
   expect_part(join(inspect(compiled.path).notes, "\n"), "AOTI_DEVICE_KEY cpu");
 }
 
+// A replica of a flow is its set of devices; the next one has the GPUs after them.
+TEST(FlowModel, ReplicasTakeTheGpusAfterEachOther) {
+  const fs::path folder = fs::temp_directory_path() / cat("yoke-flow-model-", ::getpid());
+  fs::create_directories(folder);
+  std::ofstream(folder / "flow.toml") << "[flow]\ndevices = \"cuda:0-1\"\n[[node]]\n"
+                                         "name = \"a\"\nmodel = \"same\"\n";
+  topo::Host host;
+  host.gpus.resize(3);
+  try {
+    const FlowModel second(folder.string(), {.replica = 1}, host);
+    ADD_FAILURE() << "there is no fourth GPU";
+  } catch (const Error& error) {
+    expect_part(error.what(), "replica 1 of a flow on cuda:0-1 wants cuda:3, and there are 3 GPUs");
+  }
+  fs::remove_all(folder);
+}
+
 }  // namespace yoke::runner

@@ -29,6 +29,9 @@ std::string BatchTrace::json() const {
     };
     add("inputs", "data", span.sealed_at, span.begun_at);
     add("model", "compute", span.begun_at, span.computed_at);
+    if (span.copy_in > 0) add("copy in", "comm", span.begun_at, span.begun_at + span.copy_in);
+    if (span.copy_out > 0)
+      add("copy out", "comm", span.computed_at - span.copy_out, span.computed_at);
     add("outputs", "comm", span.computed_at, span.done_at);
   }
   return observe::JsonObject({{"traceEvents", events}}).text();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The last batches of every replica as a timeline that Perfetto and `yoke trace` open: a replica is
-// what a rank is there, and a batch has three spans: its inputs, the model, its outputs.
+// what a rank is there, and a batch has three spans: its inputs, the model, its outputs. On a GPU
+// the model's has two within: the copies there and back.
 // Threads: one at a time.
 #pragma once
 
@@ -14,6 +15,7 @@ struct BatchSpan {
   int replica = 0;
   uint32_t rows = 0;
   int64_t sealed_at = 0, begun_at = 0, computed_at = 0, done_at = 0;  // nanoseconds
+  int64_t copy_in = 0, copy_out = 0;  // by a GPU, at the two ends of the model's span
 };
 
 class BatchTrace {

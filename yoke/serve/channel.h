@@ -62,6 +62,7 @@ struct SlabHeader {
   std::array<TensorPlace, kMaxTensors> outputs = {};
   uint64_t outputs_end = 0;
   int64_t sealed_at = 0, begun_at = 0, computed_at = 0, done_at = 0;  // steady nanoseconds
+  int64_t copy_in = 0, copy_out = 0;                                  // of it, by a GPU
   std::array<char, 4096> error = {};
 
   void set_error(std::string_view text);

@@ -67,13 +67,15 @@ int64_t check_request(const std::string& model, const Facts& facts, Request& req
   }
   std::vector<Tensor> ordered;
   int64_t rows = 0;
-  for (const auto& input : request.inputs)
+  for (const auto& input : request.inputs) {
     if (!std::ranges::count(facts.inputs, input.name, &Port::name))
       refuse(Status::Invalid, of_model, " takes no input '", input.name, "'; it takes ",
              join(names_of(facts.inputs), ", "));
-  if (request.inputs.size() > facts.inputs.size())
-    refuse(Status::Invalid, of_model, " was given an input twice; it takes ",
-           join(names_of(facts.inputs), ", "), ", once each");
+    const auto times = std::ranges::count(request.inputs, input.name, &Tensor::name);
+    if (times > 1)
+      refuse(Status::Invalid, of_model, ", input '", input.name, "': wanted it once, got it ",
+             times, " times");
+  }
   if (request.parameters.sequence.size() > 200)
     refuse(Status::Invalid, of_model, ": wanted a sequence_id of at most 200 bytes, got ",
            request.parameters.sequence.size());
@@ -98,12 +100,13 @@ int64_t check_request(const std::string& model, const Facts& facts, Request& req
           refuse(Status::Invalid, who, ": wanted ", rows, " rows as the inputs before, got ",
                  plan::to_text(found->type, found->shape));
         rows = found->shape[0];
+        if (rows > facts.batch)
+          refuse(Status::Invalid, who, ": wanted at most ", facts.batch, " rows, got ",
+                 plan::to_text(found->type, found->shape));
       }
     }
     ordered.push_back(*found);
   }
-  if (rows > facts.batch)
-    refuse(Status::Invalid, of_model, ": wanted at most ", facts.batch, " rows, got ", rows);
   for (const auto& output : request.outputs)
     if (!facts.outputs.empty() && !std::ranges::count(facts.outputs, output.name, &Port::name))
       refuse(Status::Invalid, of_model, " gives no output '", output.name, "'; it gives ",

@@ -29,6 +29,8 @@ Fields server_fields(ServerConfig& serve) {
       {"serve", "threads", &serve.threads, "that read and answer; 0: as the cores are", 0},
       {"serve", "max_connections", &serve.max_connections, "of clients at once", 1},
       {"serve", "max_body_mb", &serve.max_body_mb, "MiB of one request", 1},
+      {"serve", "max_queue_mb", &serve.max_queue_mb,
+       "MiB of requests that a tenant may have waiting; one alone may have more", 1},
       {"serve", "slab_mb", &serve.slab_mb, "MiB that a batch and its outputs may take", 1},
       {"serve", "idle_s", &serve.idle_s, "seconds a client may be silent within a request", 0},
       {"serve", "tls_cert", &serve.tls_cert, "PEM file of certificates; empty: no TLS"},
@@ -62,6 +64,8 @@ Fields model_fields(ModelConfig& model) {
       {"model", "input", &model.input, "what it takes, as \"x:FP32[-1,3,224,224]\""},
       {"model", "output", &model.output, "what it gives"},
       {"model", "stateful", &model.stateful, "an instance for each sequence_id"},
+      {"model", "sequence_idle_s", &model.sequence_idle_s,
+       "seconds without a request after which a sequence is forgotten; 0: never", 0},
       {"model", "tokenizer", &model.tokenizer,
        "of a model of words: a tokenizer.json, a .model, bytes; empty: its own"},
   };
@@ -80,11 +84,6 @@ Fields tenant_fields(TenantConfig& tenant) {
       {"tenant", "exclusive_batch", &tenant.exclusive_batch, "its rows meet nobody else's"},
       {"tenant", "devices", &tenant.devices, "for it alone; empty: it shares those of all"},
   };
-}
-
-bool is_local(const std::string& address) {
-  const auto parsed = net::parse_address(address);
-  return parsed.host.starts_with("127.") || parsed.host == "::1" || parsed.host == "localhost";
 }
 
 bool is_digest(const std::string& text) {
@@ -165,6 +164,11 @@ void check(const Config& config) {
           Kind::Config, "'", *address,
           "' is reached from other hosts, and no tenant has a key: make one by yoke serve key new, "
           "or say --insecure");
+}
+
+bool is_local(const std::string& address) {
+  const auto parsed = net::parse_address(address);
+  return parsed.host.starts_with("127.") || parsed.host == "::1" || parsed.host == "localhost";
 }
 
 std::string describe_keys() {

@@ -19,7 +19,8 @@ struct ServerConfig {
   int64_t threads = 0;   // that read and answer HTTP; 0: as the cores are
   int64_t max_connections = 1024;
   int64_t max_body_mb = 256, slab_mb = 1024;
-  double idle_s = 60;  // for a client to say something
+  int64_t max_queue_mb = 1024;  // of what one tenant has waiting
+  double idle_s = 60;           // for a client to say something
   std::string tls_cert = {}, tls_key = {};
   bool trust_tenant_header = false;
   std::vector<std::string> admin_key_sha256 = {};
@@ -40,6 +41,7 @@ struct ModelConfig {
   std::string precision = "fp32";
   std::vector<std::string> input = {}, output = {};
   bool stateful = false;
+  double sequence_idle_s = 60;  // until a sequence that nobody ends is forgotten; 0: never
   std::string tokenizer = {};
 };
 
@@ -64,6 +66,7 @@ Config parse_config(const std::string& text, const std::filesystem::path& where,
                     const std::vector<std::string>& overrides = {});
 // Throws Kind::Config for what does not go together: names, shares, addresses and keys.
 void check(const Config& config);
+bool is_local(const std::string& address);  // reached from this host alone
 std::string describe_keys();
 std::string to_toml(const ModelConfig& model);  // a section, to be completed
 

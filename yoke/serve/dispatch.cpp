@@ -89,7 +89,7 @@ TicketPtr Pool::Impl::next_of(int number, const Seat& seat, const Batch* with) c
     if (!with && !ready_on(seat, *model)) continue;
     int looked = 0;
     for (const auto& [key, ticket] : queue) {
-      if (ticket->sticky && ticket->sticky->seat != &seat) continue;
+      if (ticket->sequence && ticket->sequence->hosted->seat != &seat) continue;
       if (ticket->alone && !may_try(*model)) continue;
       if (++looked > kLookAhead) break;
       if (with) {
@@ -139,7 +139,7 @@ BatchPtr Pool::Impl::open_batch(Seat& seat, const Ticket& first) {
   Hosted* hosted = ready_on(seat, *first.model);
   if (!hosted || hosted->used[size_t(hosted->next_slab)]) return nullptr;
   auto batch = std::make_shared<Batch>();
-  batch->hosted = hosted;
+  batch->hosted = hosted->shared_from_this();
   batch->channel = hosted->worker->shared_channel();
   batch->slab = hosted->next_slab;
   batch->model = first.model;
@@ -320,7 +320,7 @@ bool Pool::Impl::steal_for(Seat& seat) {
     const auto& batch = *other.second;
     const Hosted* here = ready_on(seat, *batch.model);
     if (!here || here->used[size_t(here->next_slab)] || batch.entries.empty() ||
-        batch.entries[0].ticket->sticky)
+        batch.entries[0].ticket->sequence)
       continue;
     if (withdraw(other)) return true;
   }

@@ -21,6 +21,7 @@ struct ReplicaSpec {
   std::string precision = "fp32";
   bool stateful = false;
   std::string tokenizer = {};
+  bool timed = false;  // tells how long copies to a GPU and back took
   bool operator==(const ReplicaSpec&) const = default;
 };
 std::string to_json(const ReplicaSpec& spec);

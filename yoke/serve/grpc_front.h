@@ -2,7 +2,7 @@
 // The service by gRPC: the Open Inference Protocol's GRPCInferenceService with Triton's extensions
 // (grpc/inference.proto). Messages become requests of the Service and its answers messages; a call
 // of ModelStreamInfer is one stream, answered in the order of its requests.
-// Owns: gRPC's server with its threads, and one that waits for models to load.
+// Owns: gRPC's server with its threads.
 // Threads: all functions from any.
 #pragma once
 

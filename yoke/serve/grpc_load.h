@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The load of load.h over gRPC: ModelInfer in a closed loop, and ModelStreamInfer, whose answers
-// come in the order of the questions. Bodies are messages, as grpc_question() makes them.
+// The load of load.h over gRPC: ModelInfer in closed and open loops, and ModelStreamInfer, whose
+// answers come in the order of the questions. Bodies are messages, as grpc_question() makes them.
 #pragma once
 
 #include <functional>
@@ -19,7 +19,8 @@ bool has_grpc_load();  // else all of these throw Kind::Usage
 std::string grpc_question(const Question& question);
 bool grpc_values(std::string_view answer, std::span<float> values);
 
-// As run_load, in closed loops. A status is 200, or 1000 and gRPC's code; headers become metadata.
+// As run_load, but nobody leaves, and make and check are called one by one. A status is 200, 1000
+// and gRPC's code, or kLate; headers become metadata.
 std::vector<LoadReport> run_grpc_load(const LoadOptions& options,
                                       const std::vector<LoadUser>& users);
 

@@ -3,498 +3,35 @@
 
 #include <fcntl.h>
 
-#include <boost/asio/dispatch.hpp>
-#include <boost/asio/io_context.hpp>
-#include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/posix/stream_descriptor.hpp>
 #include <boost/asio/post.hpp>
-#include <boost/asio/read.hpp>
-#include <boost/asio/ssl.hpp>
-#include <boost/asio/steady_timer.hpp>
-#include <boost/asio/write.hpp>
-#include <boost/beast/core/flat_buffer.hpp>
-#include <boost/beast/http.hpp>
-#include <deque>
-#include <list>
-#include <set>
-#include <thread>
 
 #include "yoke/base/error.h"
-#include "yoke/base/queue.h"
 #include "yoke/net/address.h"
-#include "yoke/serve/http_routes.h"
+#include "yoke/serve/http_connection.h"
 
 namespace yoke::serve {
 namespace {
 
 namespace asio = boost::asio;
-namespace beast = boost::beast;
-namespace http = boost::beast::http;
 using asio::ip::tcp;
 using Failure = boost::system::error_code;
-
-constexpr size_t kMostPipelined = 256;
-constexpr size_t kReadBytes = 16 << 10;
-constexpr size_t kHeaderBytes = 16 << 10;
-constexpr size_t kTrusted = 1 << 20;  // bytes of a body that are made room for before they come
-constexpr size_t kPadding = 64;       // beyond a body, for a JSON reader that reads ahead
-constexpr int kIdleTimes = 10;  // a quiet connection lasts so many times longer than a slow one
-
-class Peer;
-
-// What the connections of one thread share.
-struct Lane {
-  RestReader reader = {};
-  std::set<Peer*> peers = {};
-  asio::io_context context{1};  // its handlers hold connections, which use the above
-  asio::steady_timer sweep{context};
-  std::jthread thread = {};
-};
-
-struct Shared {
-  Service& service;
-  const HttpOptions options;
-  std::atomic<int64_t> connections{0}, unwritten{0};
-  std::atomic<uint64_t> next_connection{1};
-  std::atomic<bool> closing{false};
-  BoundedQueue<std::function<void()>> slow{64};
-};
-
-// A connection as its thread's sweep sees it.
-class Peer {
- public:
-  virtual ~Peer() = default;
-  virtual void look(Time now) = 0;
-  virtual void abandon() = 0;
-};
-
-std::string head_of(const HttpReply& reply, bool keep_alive) {
-  std::string head = "HTTP/1.1 ";
-  head += std::to_string(reply.status);
-  head += ' ';
-  const auto reason = http::obsolete_reason(http::int_to_status(unsigned(reply.status)));
-  head.append(reason.data(), reason.size());
-  head += "\r\nContent-Type: ";
-  head += reply.type;
-  if (!reply.encoding.empty()) head += "\r\nContent-Encoding: " + reply.encoding;
-  if (reply.json_bytes)
-    head += "\r\nInference-Header-Content-Length: " + std::to_string(*reply.json_bytes);
-  if (reply.retry_after > 0)
-    head += "\r\nRetry-After: " + std::to_string(int64_t(reply.retry_after + 0.999));
-  head += "\r\nContent-Length: ";
-  head += std::to_string(reply.body.size());
-  head += keep_alive ? "\r\n\r\n" : "\r\nConnection: close\r\n\r\n";
-  return head;
-}
-
-std::string chunk_of(std::string_view text) {
-  char size[20];
-  const int digits = std::snprintf(size, sizeof(size), "%zx\r\n", text.size());
-  return std::string(size, size_t(digits)).append(text).append("\r\n");
-}
-
-template <typename Stream>
-class Connection final : public Peer, public std::enable_shared_from_this<Connection<Stream>> {
- public:
-  template <typename... Arguments>
-  Connection(Shared& shared, Lane& lane, tcp::socket socket, Arguments&... arguments)
-      : shared_(shared),
-        lane_(lane),
-        stream_(std::move(socket), arguments...),
-        name_(cat("~http", shared.next_connection++)) {
-    ++shared_.connections;
-    lane_.peers.insert(this);
-  }
-  ~Connection() override {
-    lane_.peers.erase(this);
-    --shared_.connections;
-    shared_.unwritten -= int64_t(slots_.size());
-  }
-
-  void start() {
-    Failure ignored;
-    beast::get_lowest_layer(stream_).set_option(tcp::no_delay(true), ignored);
-    touch();
-    if constexpr (!std::is_same_v<Stream, tcp::socket>)
-      stream_.async_handshake(asio::ssl::stream_base::server,
-                              [self = this->shared_from_this()](Failure failure) {
-                                if (failure) return self->close();
-                                self->greeted_ = true;
-                                self->read();
-                              });
-    else {
-      greeted_ = true;
-      read();
-    }
-  }
-
-  void look(Time now) override {
-    const bool busy = parser_ || writing_ || !greeted_;
-    const bool full = shared_.connections >= shared_.options.max_connections;
-    const Duration quiet = full ? std::min<Duration>(shared_.options.idle, std::chrono::seconds(1))
-                                : shared_.options.idle * kIdleTimes;
-    const bool waits = !slots_.empty() && !writing_;  // for us, not for the client
-    if (shared_.closing && slots_.empty() && !parser_) close();
-    if (!waits && now - touched_ > (busy ? shared_.options.idle : quiet)) abandon();
-    // A head is not sent byte by byte.
-    const bool slow = parser_ && !parser_->is_header_done();
-    if (slow && now - parsing_since_ > shared_.options.idle) abandon();
-  }
-
-  void abandon() override {
-    for (auto& slot : slots_)
-      if (slot.ticket && !slot.done) shared_.service.cancel(slot.ticket);
-    close();
-  }
-
- private:
-  // Where the answer to a request goes, in the order in which they came.
-  struct Slot {
-    std::vector<std::string> out = {};
-    bool done = false, keep_alive = true, streaming = false, head_only = false;
-    Pool::TicketPtr ticket = {};
-    AnswerForm form = {};
-  };
-
-  void touch() { touched_ = SteadyClock().now(); }
-
-  void close() {
-    closed_ = true;
-    Failure ignored;
-    auto& socket = beast::get_lowest_layer(stream_);
-    socket.shutdown(tcp::socket::shutdown_both, ignored);
-    socket.close(ignored);
-  }
-
-  void read() {
-    if (closed_ || reading_ || last_ || slots_.size() >= kMostPipelined) return;
-    reading_ = true;
-    stream_.async_read_some(in_.prepare(kReadBytes),
-                            [self = this->shared_from_this()](Failure failure, size_t bytes) {
-                              self->reading_ = false;
-                              if (failure) return self->at_end(failure);
-                              self->in_.commit(bytes);
-                              self->touch();
-                              self->parse();
-                            });
-  }
-
-  // The client says no more: it has left, and whatever it asked for is not needed.
-  void at_end(Failure failure) {
-    if (parser_ && parser_->is_header_done() && !closed_ && failure == asio::error::eof &&
-        slots_.empty())
-      return refuse(400, "the body ended before its length");
-    abandon();
-  }
-
-  void refuse(int status, const std::string& text) {
-    last_ = true;
-    const uint64_t number = add_slot();
-    slot(number)->keep_alive = false;
-    finish(number, {.status = status, .body = write_error(text)});
-  }
-
-  void parse() {
-    while (in_.size() > 0 && !last_ && !closed_ && slots_.size() < kMostPipelined) {
-      if (!parser_) {
-        parser_.emplace();
-        parsing_since_ = SteadyClock().now();
-        parser_->header_limit(kHeaderBytes);
-        parser_->body_limit(shared_.options.max_body_bytes);
-      }
-      const bool had_header = parser_->is_header_done();
-      Failure failure;
-      in_.consume(parser_->put(in_.data(), failure));
-      if (failure && failure != http::error::need_more) {
-        if (failure == http::error::body_limit)
-          return refuse(413, cat("the body is larger than ", shared_.options.max_body_bytes,
-                                 " bytes; serve.max_body_mb makes it more"));
-        return refuse(failure == http::error::header_limit ? 431 : 400, failure.message());
-      }
-      if (!had_header && parser_->is_header_done() && take_header()) return;
-      if (parser_->is_done()) {
-        auto& body = parser_->get().body();
-        handle(body.empty() ? nullptr : std::make_shared<const std::string>(std::move(body)));
-      } else if (failure == http::error::need_more) {
-        if (in_.size() > kHeaderBytes) return refuse(400, "a line of the request has no end");
-        break;
-      }
-    }
-    read();
-  }
-
-  // True where the body is now read straight into its place.
-  bool take_header() {
-    const auto& head = parser_->get();
-    const auto length = parser_->content_length();
-    const bool all_there = length && in_.size() >= *length;
-    if (beast::iequals(head[http::field::expect], "100-continue") && !all_there) {
-      const uint64_t number = add_slot();
-      slot(number)->out.push_back("HTTP/1.1 100 Continue\r\n\r\n");
-      slot(number)->done = true;
-      write();
-    }
-    const auto coding = head.find(http::field::transfer_encoding);
-    if (coding != head.end() && !beast::iequals(coding->value(), "chunked")) {
-      refuse(400, "Transfer-Encoding: wanted chunked or none");
-      return true;
-    }
-    if (!length || *length == 0) return false;
-    length_ = size_t(*length);
-    body_ = std::make_shared<std::string>();
-    body_->reserve(std::min(length_, kTrusted) + kPadding);
-    const size_t have = std::min(in_.size(), length_);
-    body_->append(static_cast<const char*>(in_.data().data()), have);
-    in_.consume(have);
-    if (have == length_) {
-      handle(std::move(body_));
-      parse();
-      return true;
-    }
-    read_body(have);
-    return true;
-  }
-
-  // Memory grows with what has come, not with what was promised.
-  void read_body(size_t have) {
-    reading_ = true;
-    if (have == body_->size()) {
-      const size_t size = std::min(length_, std::max(2 * have, kTrusted));
-      body_->reserve(size + kPadding);
-      body_->resize(size);
-    }
-    stream_.async_read_some(asio::buffer(body_->data() + have, body_->size() - have),
-                            [self = this->shared_from_this(), have](Failure failure, size_t bytes) {
-                              self->reading_ = false;
-                              if (failure) return self->at_end(failure);
-                              self->touch();
-                              if (have + bytes < self->length_)
-                                return self->read_body(have + bytes);
-                              self->handle(std::move(self->body_));
-                              self->parse();
-                            });
-  }
-
-  void handle(std::shared_ptr<const std::string> body) {
-    const auto& head = parser_->get();
-    const auto view = [&](std::string_view field) -> std::optional<std::string_view> {
-      const auto found = head.find({field.data(), field.size()});
-      if (found == head.end()) return std::nullopt;
-      return std::string_view(found->value().data(), found->value().size());
-    };
-    HttpCall call{.method = std::string(head.method_string()),
-                  .target = std::string(head.target())};
-    call.key = view(kKeyHeader).value_or("");
-    constexpr std::string_view kBearer = "Bearer ";
-    const auto authorization = view("Authorization").value_or("");
-    if (call.key.empty() && authorization.starts_with(kBearer))
-      call.key = authorization.substr(kBearer.size());
-    call.tenant = view(kTenantHeader).value_or("");
-    call.traceparent = view("traceparent").value_or("");
-    call.content_encoding = view("Content-Encoding").value_or("");
-    call.accept_encoding = view("Accept-Encoding").value_or("");
-    call.json_bytes = view("Inference-Header-Content-Length");
-    call.body = std::move(body);
-    auto routed = route(shared_.service, lane_.reader, call, shared_.options.max_body_bytes);
-    const uint64_t number = add_slot();
-    auto& slot = *this->slot(number);
-    slot.keep_alive = head.keep_alive() && !shared_.closing && !shared_.service.draining();
-    slot.head_only = head.method() == http::verb::head;
-    last_ = !slot.keep_alive;
-    parser_.reset();
-    if (last_) swallow();  // to hear of it when the client goes
-    if (routed.reply) return finish(number, std::move(*routed.reply));
-    if (routed.slow) return run_slow(number, std::move(routed.slow));
-    slot.form = std::move(routed.form);
-    submit(number, std::move(*routed.request), routed.caller);
-  }
-
-  void submit(uint64_t number, Request request, const Caller& caller) {
-    // One that is alone needs no stream: what it would keep in order is this connection.
-    if (request.parameters.stream.empty() && slots_.size() > 1) request.parameters.stream = name_;
-    auto self = this->shared_from_this();
-    auto on_answer = [self, number](Answer answer) mutable {
-      // At once where the thread that watches the pool is the connection's own.
-      asio::dispatch(self->lane_.context, [self, number, answer = std::move(answer)]() mutable {
-        self->answered(number, std::move(answer));
-      });
-    };
-    OnText on_text;
-    if (slot(number)->form.kind == AnswerForm::Kind::TextPieces)
-      on_text = [self, number, model = request.model,
-                 version = request.version](std::string_view text) {
-        Answer head;
-        head.model = model;
-        head.version = version;
-        asio::dispatch(self->lane_.context, [self, number, piece = write_generated(head, text)] {
-          self->stream(number, piece);
-        });
-      };
-    auto ticket = shared_.service.submit(std::move(request), caller, "http", std::move(on_answer),
-                                         std::move(on_text));
-    if (auto* mine = slot(number)) mine->ticket = std::move(ticket);
-  }
-
-  void run_slow(uint64_t number, std::function<HttpReply()> slow) {
-    auto self = this->shared_from_this();
-    std::function<void()> work = [self, number, slow = std::move(slow)] {
-      asio::post(self->lane_.context, [self, number, reply = slow()]() mutable {
-        self->finish(number, std::move(reply));
-      });
-    };
-    if (!shared_.slow.push(work, {}))
-      finish(number, reply_to(Outcome{Status::Exhausted, "too many changes at once", 1}));
-  }
-
-  void answered(uint64_t number, Answer answer) {
-    auto* mine = slot(number);
-    if (!mine) return;
-    if (!mine->streaming) return finish(number, reply_to(answer, mine->form));
-    if (!answer.outcome.ok()) stream(number, write_error(answer.outcome.text));
-    mine->out.push_back("0\r\n\r\n");
-    mine->done = true;
-    write();
-  }
-
-  // A piece of a text, as an event of its own.
-  void stream(uint64_t number, const std::string& json) {
-    auto* mine = slot(number);
-    if (!mine || mine->done) return;
-    if (!mine->streaming)
-      mine->out.push_back(
-          cat("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n",
-              "Cache-Control: no-cache\r\nTransfer-Encoding: chunked\r\n",
-              mine->keep_alive ? "" : "Connection: close\r\n", "\r\n"));
-    mine->streaming = true;
-    mine->out.push_back(chunk_of(cat("data: ", json, "\n\n")));
-    write();
-  }
-
-  void finish(uint64_t number, HttpReply reply) {
-    auto* mine = slot(number);
-    if (!mine) return;
-    mine->out.push_back(head_of(reply, mine->keep_alive));
-    if (!mine->head_only) mine->out.push_back(std::move(reply.body));
-    mine->done = true;
-    mine->ticket = nullptr;
-    write();
-  }
-
-  uint64_t add_slot() {
-    slots_.emplace_back();
-    ++shared_.unwritten;
-    return first_ + slots_.size() - 1;
-  }
-  Slot* slot(uint64_t number) {
-    return number < first_ || number - first_ >= slots_.size() ? nullptr
-                                                               : &slots_[size_t(number - first_)];
-  }
-
-  void write() {
-    if (writing_ || closed_) return;
-    sending_.clear();
-    size_t done = 0;
-    for (auto& slot : slots_) {
-      for (auto& part : slot.out) sending_.push_back(std::move(part));
-      slot.out.clear();
-      if (!slot.done) break;
-      ++done;
-    }
-    if (sending_.empty()) {
-      drop(done);
-      return;
-    }
-    std::vector<asio::const_buffer> buffers;
-    for (const auto& part : sending_) buffers.emplace_back(part.data(), part.size());
-    writing_ = true;
-    asio::async_write(stream_, buffers,
-                      [self = this->shared_from_this(), done](Failure failure, size_t) {
-                        self->writing_ = false;
-                        self->touch();
-                        if (failure) return self->abandon();
-                        self->drop(done);
-                        self->write();
-                      });
-  }
-
-  // What was written is forgotten, and there is room for more requests.
-  void drop(size_t done) {
-    bool ends = false;
-    for (size_t i = 0; i < done; ++i) {
-      ends |= !slots_.front().keep_alive;
-      slots_.pop_front();
-    }
-    first_ += done;
-    shared_.unwritten -= int64_t(done);
-    if (ends) return end_gently();
-    if (done > 0 && !reading_ && !body_) parse();
-  }
-
-  // The client reads all that was written, though it may still be sending.
-  void end_gently() {
-    Failure ignored;
-    beast::get_lowest_layer(stream_).shutdown(tcp::socket::shutdown_send, ignored);
-    last_ = true;
-    if (!reading_) swallow();
-  }
-  void swallow() {
-    in_.consume(in_.size());
-    if (closed_ || reading_) return;
-    if (swallowed_ > (1 << 20)) return abandon();
-    reading_ = true;
-    stream_.async_read_some(in_.prepare(kReadBytes),
-                            [self = this->shared_from_this()](Failure failure, size_t bytes) {
-                              self->reading_ = false;
-                              self->swallowed_ += bytes;
-                              if (failure) return self->abandon();
-                              self->swallow();
-                            });
-  }
-
-  Shared& shared_;
-  Lane& lane_;
-  Stream stream_;
-  const std::string name_;  // of the stream that its requests are
-  beast::flat_buffer in_;
-  std::optional<http::request_parser<http::string_body>> parser_;
-  std::shared_ptr<std::string> body_;
-  size_t length_ = 0;  // of the whole body
-  std::deque<Slot> slots_;
-  uint64_t first_ = 0;  // the number of the first slot
-  std::vector<std::string> sending_;
-  bool reading_ = false, writing_ = false, closed_ = false;
-  bool last_ = false;  // no request after those that came is read
-  size_t swallowed_ = 0;
-  bool greeted_ = false;  // TLS has shaken hands
-  Time touched_ = {}, parsing_since_ = {};
-};
-
-// Whoever holds it last, it is deleted by its lane's thread.
-template <typename Stream>
-std::shared_ptr<Connection<Stream>> make_connection(Shared& shared, Lane& lane, tcp::socket socket,
-                                                    auto&... arguments) {
-  return {new Connection<Stream>(shared, lane, std::move(socket), arguments...),
-          [&lane](Connection<Stream>* connection) {
-            asio::dispatch(lane.context, [connection] { delete connection; });
-          }};
-}
 
 }  // namespace
 
 struct HttpFront::Impl {
-  Shared shared;
+  HttpShared shared;
   std::optional<asio::ssl::context> tls = {};
-  std::vector<std::unique_ptr<Lane>> lanes = {};
+  std::vector<std::unique_ptr<HttpLane>> lanes = {};
   std::optional<tcp::acceptor> acceptor = {};
   std::optional<asio::posix::stream_descriptor> pool = {};  // its events, where it has no thread
   asio::steady_timer again{lanes_first()};
   std::string address = {};
   size_t next = 0;
-  std::jthread slow = {};
 
   asio::io_context& lanes_first() {
     for (int i = 0; i < std::max(shared.options.threads, 1); ++i)
-      lanes.push_back(std::make_unique<Lane>());
+      lanes.push_back(std::make_unique<HttpLane>());
     return lanes[0]->context;
   }
 
@@ -511,10 +48,6 @@ struct HttpFront::Impl {
              failure.message());
     }
     listen();
-    slow = std::jthread([this] {
-      while (!shared.slow.closed())
-        if (auto work = shared.slow.pop(std::chrono::seconds(1))) (*work)();
-    });
     if (const int file = shared.service.pool().watch_file(); file >= 0) {
       pool.emplace(lanes[0]->context, ::fcntl(file, F_DUPFD_CLOEXEC, 0));
       watch();
@@ -525,16 +58,14 @@ struct HttpFront::Impl {
         while (!lane.context.stopped()) try {
             lane.context.run();
           } catch (const std::exception& error) {  // of one request; the others go on
-            service.log_refused({Status::Internal, error.what()}, "", "", "http");
+            service.log_refused({Status::Internal, error.what()}, {}, "http");
           }
       });
     }
   }
 
   ~Impl() {
-    shared.slow.close();
-    slow.join();
-    while (shared.slow.pop({})) continue;
+    shared.errands.close();
     // Clients that are left lose their answers; the service must not keep any of ours.
     const Time deadline = SteadyClock().now() + std::chrono::seconds(2);
     for (auto& lane : lanes)
@@ -582,11 +113,7 @@ struct HttpFront::Impl {
       if (failure == asio::error::operation_aborted) return;
       if (!failure)
         asio::post(lane.context, [this, &lane, socket = std::move(socket)]() mutable {
-          if (tls)
-            make_connection<asio::ssl::stream<tcp::socket>>(shared, lane, std::move(socket), *tls)
-                ->start();
-          else
-            make_connection<tcp::socket>(shared, lane, std::move(socket))->start();
+          start_connection(shared, lane, std::move(socket), tls ? &*tls : nullptr);
         });
       if (failure) return accept_later();
       accept_if_room();
@@ -613,7 +140,7 @@ struct HttpFront::Impl {
     });
   }
 
-  void sweep(Lane& lane) {
+  void sweep(HttpLane& lane) {
     lane.sweep.expires_after(std::chrono::milliseconds(shared.closing ? 10 : 500));
     lane.sweep.async_wait([this, &lane](Failure failure) {
       if (failure) return;

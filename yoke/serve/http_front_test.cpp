@@ -99,6 +99,18 @@ TEST(HttpFront, CancelsWhatAClientThatLeftAskedFor) {
   }
 }
 
+TEST(HttpFront, TakesAClientThatSendsNoMoreForGone) {
+  const Server server("stand-in:ms=300", "cpu:1");
+  auto socket = server.connect();
+  socket.write_all(infer(1), soon());
+  auto& pool = const_cast<Server&>(server).service.pool();
+  while (pool.view().tenants[0].waiting == 0) std::this_thread::yield();
+  socket.finish_writing();
+  EXPECT_EQ(read_until(socket, "more", 1).substr(0, 13), "HTTP/1.1 499 ");  // and the end
+  EXPECT_EQ(pool.find("m")->stats.success.count, 0u);
+  EXPECT_EQ(pool.find("m")->stats.fail.count, 1u);
+}
+
 TEST(HttpFront, RefusesWhatProxiesReadDifferently) {
   const Server server("stand-in:");
   const auto status = [&](const std::string& request) {

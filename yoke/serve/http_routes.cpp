@@ -67,6 +67,10 @@ std::string health_body(bool yes) {
   return yes ? R"({"live":true,"ready":true})" : R"({"live":false,"ready":false})";
 }
 
+bool is_work(std::string_view action) {
+  return action == "infer" || action == "generate" || action == "generate_stream";
+}
+
 class Router {
  public:
   Router(Service& service, RestReader& reader, const HttpCall& call, size_t max_body)
@@ -181,8 +185,11 @@ class Router {
     if (action == "stats")
       return get([&] { return text_reply(service_.statistics(name_, version_, caller())); });
     const bool pieces = action == "generate_stream";
-    if (action != "infer" && action != "generate" && !pieces) return not_found();
-    if (call_.method != "POST") return not_allowed("POST");
+    if (!is_work(action)) return not_found();
+    if (call_.method != "POST") {
+      log_refused(service_, call_, {Status::Invalid, cat("got ", call_.method, ", wanted POST")});
+      return not_allowed("POST");
+    }
     HttpRoute result{.caller = caller(/*must_be_tenant=*/true)};
     Request request;
     if (action == "infer") {
@@ -263,14 +270,30 @@ HttpReply reply_to(const Answer& answer, const AnswerForm& form) {
   }
 }
 
+void log_refused(Service& service, const HttpCall& call, const Outcome& outcome,
+                 const std::string& id) {
+  const auto parts = parts_of(call.target);
+  RefusedRequest request{.id = id, .traceparent = std::string(call.traceparent)};
+  if (parts.size() > 3 && parts[0] == "v2" && parts[1] == "models") request.model = parts[2];
+  try {
+    request.tenant = service.identify(call.key, call.tenant).name;
+  } catch (const Refused&) {  // it is nobody's
+  }
+  service.log_refused(outcome, request, "http");
+}
+
 HttpRoute route(Service& service, RestReader& reader, const HttpCall& call, size_t max_body) {
+  reader.forget_id();
+  const auto refused = [&](const Outcome& outcome) {
+    log_refused(service, call, outcome, reader.id());
+    return HttpRoute{.reply = reply_to(outcome)};
+  };
   try {
     return Router(service, reader, call, max_body).run();
   } catch (const Refused& why) {
-    service.log_refused(why.outcome, call.target, "", "http");
-    return {.reply = reply_to(why.outcome)};
+    return refused(why.outcome);
   } catch (const std::exception& error) {
-    return {.reply = reply_to(Outcome{Status::Internal, error.what()})};
+    return refused({Status::Internal, error.what()});
   }
 }
 

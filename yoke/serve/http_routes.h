@@ -51,6 +51,10 @@ struct HttpRoute {
   AnswerForm form = {};
 };
 
+// A line in the access log for what was refused: the model by its path, the tenant by its key,
+// where these are known.
+void log_refused(Service& service, const HttpCall& call, const Outcome& outcome,
+                 const std::string& id = "");
 // Does not throw: what is refused is a reply.
 HttpRoute route(Service& service, RestReader& reader, const HttpCall& call, size_t max_body_bytes);
 HttpReply reply_to(const Answer& answer, const AnswerForm& form);

@@ -145,11 +145,8 @@ class Driver {
     Time begin = {}, end = {}, next_due = {};
   };
 
-  Duration gap(Asker& asker) const {
-    const double mean = options_.threads / asker.user->rate;
-    const Rng rng(asker.user->seed, "arrivals", thread_);
-    const double chance = 1 - double(rng.uniform(asker.next));
-    return Duration(int64_t(1e9 * mean * (asker.user->poisson ? -std::log(chance) : 1)));
+  Duration gap(const Asker& asker) const {
+    return gap_before(*asker.user, asker.next, thread_, options_.threads);
   }
 
   bool has_more(const Asker& asker, Time time) const {
@@ -319,6 +316,13 @@ class Driver {
 };
 
 }  // namespace
+
+Duration gap_before(const LoadUser& user, uint64_t number, uint64_t thread, int threads) {
+  const double mean = threads / user.rate;
+  const Rng rng(user.seed, "arrivals", thread);
+  const double chance = 1 - double(rng.uniform(number));
+  return Duration(int64_t(1e9 * mean * (user.poisson ? -std::log(chance) : 1)));
+}
 
 double LoadReport::percentile_ms(double part) const {
   if (latencies.empty()) return 0;

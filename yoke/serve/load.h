@@ -53,6 +53,9 @@ struct LoadUser {
   std::function<bool(uint64_t number, const LoadAnswer& answer)> check = {};
 };
 
+// From one request of an open loop to the next; of several threads each has its own schedule.
+Duration gap_before(const LoadUser& user, uint64_t number, uint64_t thread = 0, int threads = 1);
+
 struct LoadOptions {
   net::Address to = {};
   Duration warm_up = std::chrono::milliseconds(500);  // what is due then is sent but not counted

@@ -21,10 +21,7 @@ namespace yoke::serve {
 namespace {
 
 constexpr uint64_t kUsualPriority = 1 << 20;  // what 0 means: below all that are given
-constexpr size_t kLatest = 512;               // answers that percentiles are of
-
-double seconds(Duration duration) { return std::chrono::duration<double>(duration).count(); }
-double micros(Duration duration) { return 1e6 * seconds(duration); }
+constexpr double kRetryAfter = 5;             // seconds, where nobody knows
 
 std::string shape_key(const Request& request) {
   std::string key;
@@ -35,18 +32,7 @@ std::string shape_key(const Request& request) {
   return key;
 }
 
-std::vector<double> latency_bounds() { return observe::exponential_bounds(0.1, 2, 16); }  // ms
-
-bool is_newer(const std::string& one, const std::string& other) {
-  return one.size() != other.size() ? one.size() > other.size() : one > other;  // of numbers
-}
-
 }  // namespace
-
-const char* to_text(ModelState state) {
-  constexpr const char* kTexts[] = {"LOADING", "READY", "UNAVAILABLE", "UNLOADING"};
-  return kTexts[size_t(state)];
-}
 
 Pool::Impl::Impl(const PoolOptions& options, observe::Log log, observe::Registry& metrics)
     : options_(options), log_(std::move(log)), metrics_(metrics), trace_(options.trace) {
@@ -61,62 +47,27 @@ Pool::Impl::Impl(const PoolOptions& options, observe::Log log, observe::Registry
   wake();
 }
 
-std::shared_ptr<Model> Pool::Impl::find(const std::string& name, const std::string& version) const {
-  if (!version.empty()) {
-    const auto found = models_.find(name + "/" + version);
-    return found == models_.end() ? nullptr : found->second;
-  }
-  std::shared_ptr<Model> best;
-  for (const auto& [key, model] : models_) {
-    if (model->config.name != name) continue;
-    const bool better =
-        !best || (model->state == ModelState::Ready) > (best->state == ModelState::Ready) ||
-        ((model->state == best->state) && is_newer(model->config.version, best->config.version));
-    if (better) best = model;
-  }
-  return best;
-}
-
 // Everything but whether the request fits the model, which was looked at before.
 void Pool::Impl::admit(const TicketPtr& ticket) {
   auto& tenant = *tenants_[size_t(ticket->tenant)];
   if (!accepting_) refuse(Status::Unavailable, "the server is about to end; ask another");
   if (!tenant.active) refuse(Status::Forbidden, "tenant '", tenant.config.name, "' is no more");
-  if (tenant.waiting >= size_t(tenant.config.max_queue)) {
+  const auto beyond = [&](const std::string& text) {
     const double ahead = ticket->model->row_ns * 1e-9 * double(tenant.waiting) /
                          double(std::max<size_t>(seats_.size(), 1));
-    throw Refused{{Status::Exhausted,
-                   cat("tenant '", tenant.config.name, "' has ", tenant.waiting,
-                       " requests waiting, of at most ", tenant.config.max_queue),
+    throw Refused{{Status::Exhausted, cat("tenant '", tenant.config.name, "' has ", text),
                    std::max(1.0, std::ceil(ahead))}};
-  }
+  };
+  if (tenant.waiting >= size_t(tenant.config.max_queue))
+    beyond(cat(tenant.waiting, " requests waiting, of at most ", tenant.config.max_queue));
+  // One alone is taken: it would never be smaller.
+  const uint64_t bytes = tenant.waiting_bytes + ticket->bytes;
+  if (tenant.waiting > 0 && bytes > options_.max_queue_bytes)
+    beyond(cat(bytes, " bytes waiting with this request, of at most ", options_.max_queue_bytes,
+               "; serve.max_queue_mb makes it more"));
   if (ticket->model->given_up) throw Refused{unhealthy(*ticket->model)};
-  const auto& facts = *ticket->model->facts;
-  if (facts.stateful) {
-    auto& sequences = ticket->model->sequences;
-    const std::string key = cat(ticket->tenant, "/", ticket->request.parameters.sequence);
-    auto found = sequences.find(key);
-    if (found == sequences.end() && !ticket->request.parameters.sequence_start)
-      refuse(Status::Invalid, "model '", ticket->model->config.name, "' knows no sequence '",
-             ticket->request.parameters.sequence,
-             "': wanted sequence_start with its first request");
-    if (found == sequences.end()) {
-      Hosted* least = nullptr;
-      for (const auto& hosted : ticket->model->hosted)
-        if (hosted->state == Hosted::State::Ready && may_use(ticket->tenant, *hosted->seat) &&
-            (!least || hosted->sequences < least->sequences))
-          least = hosted.get();
-      if (!least) refuse(Status::Unavailable, "no replica is ready");
-      if (least->sequences >= 1024)
-        refuse(Status::Exhausted, "each replica has 1024 sequences; end some by sequence_end");
-      found = sequences.emplace(key, least).first;
-      ++least->sequences;
-    }
-    ticket->sticky = found->second;
-    if (ticket->request.parameters.sequence_end) {
-      --found->second->sequences;
-      sequences.erase(found);
-    }
+  if (ticket->model->facts->stateful) {
+    join_sequence(*ticket);
   } else {
     ticket->request.parameters.sequence.clear();  // means nothing to it
     const bool some = std::ranges::any_of(ticket->model->hosted, [&](const auto& hosted) {
@@ -125,6 +76,39 @@ void Pool::Impl::admit(const TicketPtr& ticket) {
     if (!some)
       refuse(Status::Unavailable, "model '", ticket->model->config.name,
              "' has no replica on the devices of tenant '", tenant.config.name, "'");
+  }
+}
+
+// Its requests go to the replica that has its state; a new one to where there are fewest.
+void Pool::Impl::join_sequence(Ticket& ticket) {
+  auto& model = *ticket.model;
+  const auto& parameters = ticket.request.parameters;
+  const std::string key = cat(ticket.tenant, "/", parameters.sequence);
+  auto found = model.sequences.find(key);
+  if (found == model.sequences.end() && !parameters.sequence_start) {
+    const double idle = model.config.sequence_idle_s;
+    refuse(Status::Invalid, "model '", model.config.name, "' knows no sequence '",
+           parameters.sequence, "': wanted sequence_start with its first request",
+           idle > 0 ? cat(", and the next within sequence_idle_s = ", idle, " s") : "");
+  }
+  if (found == model.sequences.end()) {
+    Hosted* least = nullptr;
+    for (const auto& hosted : model.hosted)
+      if (hosted->state == Hosted::State::Ready && may_use(ticket.tenant, *hosted->seat) &&
+          (!least || hosted->sequences < least->sequences))
+        least = hosted.get();
+    if (!least) refuse(Status::Unavailable, "no replica is ready");
+    if (least->sequences >= 1024)
+      refuse(Status::Exhausted, "each replica has 1024 sequences; end some by sequence_end");
+    found =
+        model.sequences.emplace(key, std::make_shared<Sequence>(Sequence{.hosted = least})).first;
+    ++least->sequences;
+  }
+  ticket.sequence = found->second;
+  ++ticket.sequence->in_flight;
+  if (parameters.sequence_end) {
+    --ticket.sequence->hosted->sequences;
+    model.sequences.erase(found);
   }
 }
 
@@ -140,6 +124,8 @@ void Pool::Impl::enqueue(const TicketPtr& ticket) {
 void Pool::Impl::answer(const TicketPtr& ticket, Outcome outcome, Outbox& outbox) {
   if (ticket->answered) return;
   ticket->answered = true;
+  if (outcome.status == Status::Unavailable && outcome.retry_after == 0)
+    outcome.retry_after = kRetryAfter;
   ticket->answer.outcome = std::move(outcome);
   ticket->answer.model = ticket->model ? ticket->model->config.name : ticket->request.model;
   ticket->answer.version = ticket->model ? ticket->model->config.version : ticket->request.version;
@@ -157,6 +143,10 @@ void Pool::Impl::answer(const TicketPtr& ticket, Outcome outcome, Outbox& outbox
     ticket->queued = false;
     --queued_;
   }
+  if (ticket->sequence) {
+    --ticket->sequence->in_flight;
+    ticket->sequence->used = clock_.now();
+  }
   if (ticket->deadline) {
     const auto [begin, end] = deadlines_.equal_range(*ticket->deadline);
     for (auto at = begin; at != end; ++at)
@@ -173,6 +163,7 @@ void Pool::Impl::answer(const TicketPtr& ticket, Outcome outcome, Outbox& outbox
 }
 
 void Pool::Impl::send(Outbox& outbox) {
+  for (const auto& line : outbox.lines) line(log_);
   for (auto& [on_text, text] : outbox.texts) on_text(text);
   const auto deliver = [&](const TicketPtr& ticket) {
     const auto on_answer = std::move(ticket->on_answer);
@@ -181,7 +172,9 @@ void Pool::Impl::send(Outbox& outbox) {
     ticket->on_answer = nullptr;
     ticket->on_text = nullptr;
     if (ticket->model) {
-      --tenants_[size_t(ticket->tenant)]->waiting;
+      auto& tenant = *tenants_[size_t(ticket->tenant)];
+      --tenant.waiting;
+      tenant.waiting_bytes -= ticket->bytes;
       --waiting_;
       --ticket->model->in_flight;
       changed_.notify_all();
@@ -211,68 +204,6 @@ void Pool::Impl::send(Outbox& outbox) {
   outbox = {};
 }
 
-void Pool::Impl::count(const Ticket& ticket) {
-  auto& tenant = *tenants_[size_t(ticket.tenant)];
-  const auto status = ticket.answer.outcome.status;
-  const Duration total = clock_.now() - ticket.arrival;
-  if (status == Status::Exhausted) ++tenant.refused, tenant.refusals->add();
-  if (!ticket.model) return;
-  auto& model = *ticket.model;
-  if (status == Status::Ok) {
-    model.stats.success.add(total);
-    model.stats.queue.add(ticket.answer.timing.queue);
-    model.stats.input.add(ticket.answer.timing.input);
-    model.stats.compute.add(ticket.answer.timing.compute);
-    model.stats.output.add(ticket.answer.timing.output);
-    model.stats.rows += uint64_t(ticket.rows);
-    model.success->add();
-    model.rows->add(double(ticket.rows));
-    model.request_us->add(micros(total));
-    model.queue_us->add(micros(ticket.answer.timing.queue));
-    model.input_us->add(micros(ticket.answer.timing.input));
-    model.compute_us->add(micros(ticket.answer.timing.compute));
-    model.output_us->add(micros(ticket.answer.timing.output));
-  } else {
-    model.stats.fail.add(total);
-    (status == Status::Exhausted || status == Status::Unavailable || status == Status::Deadline
-         ? model.rejected
-     : status == Status::Cancelled ? model.cancelled
-                                   : model.failed)
-        ->add();
-  }
-  model.stats.last_ms = uint64_t(std::chrono::duration_cast<std::chrono::milliseconds>(
-                                     std::chrono::system_clock::now().time_since_epoch())
-                                     .count());
-  model.latency->observe(1e3 * seconds(total));
-  tenant.latency->observe(1e3 * seconds(total));
-  tenant.requests->add();
-  auto& usage = tenant.usage[model.config.name];
-  ++usage.requests;
-  if (status == Status::Ok) usage.rows += uint64_t(ticket.rows);
-  tenant.latest_ms.push_back(1e3 * seconds(total));
-  if (tenant.latest_ms.size() > kLatest) tenant.latest_ms.pop_front();
-}
-
-size_t Pool::Impl::waiting_for(const Model& model) const {
-  size_t sum = 0;
-  for (const auto& tenant : tenants_)
-    if (const auto queue = tenant->queues.find(const_cast<Model*>(&model));
-        queue != tenant->queues.end())
-      sum += queue->second.size();
-  return sum;
-}
-
-ModelView Pool::Impl::view_of(const Model& model) const {
-  return {.name = model.config.name,
-          .version = model.config.version,
-          .state = model.state,
-          .reason = model.reason,
-          .facts = model.facts,
-          .config = model.config,
-          .stats = model.stats,
-          .waiting = waiting_for(model)};
-}
-
 // A tenant's own devices: of those that it names the first seats, which every model there has.
 void Pool::Impl::set_owners() {
   for (auto& seat : seats_) seat.owner = -1;
@@ -298,44 +229,6 @@ void Pool::Impl::answer_stranded(Outbox& outbox) {
         for (const auto& [key, ticket] : queue) stranded.push_back(ticket);
   for (const auto& ticket : stranded)
     answer(ticket, {Status::Unavailable, "its tenant has no devices any more"}, outbox);
-}
-
-void Pool::Impl::place(const std::shared_ptr<Model>& model) {
-  const auto devices = topo::parse_devices(model->config.devices, options_.host);
-  const size_t count = model->config.replicas > 0 ? size_t(model->config.replicas) : devices.size();
-  std::map<std::string, int> on;
-  for (size_t i = 0; i < count; ++i) {
-    const std::string device = topo::to_text(devices[i % devices.size()]);
-    const std::string name = cat(device, "#", on[device]++);
-    auto seat = std::ranges::find(seats_, name, &Seat::name);
-    if (seat == seats_.end()) {
-      seats_.push_back({.name = name});
-      seat = std::prev(seats_.end());
-    }
-    auto hosted = std::make_unique<Hosted>();
-    hosted->number = next_replica_++;
-    hosted->model = model;
-    hosted->seat = &*seat;
-    hosted->spec = {.number = int64_t(i),
-                    .path = model->config.path,
-                    .device = device,
-                    .inputs = model->config.input,
-                    .outputs = model->config.output,
-                    .batch = model->config.batch,
-                    .precision = model->config.precision,
-                    .stateful = model->config.stateful,
-                    .tokenizer = model->config.tokenizer};
-    seat->hosted.push_back(hosted.get());
-    all_hosted_.push_back(hosted.get());
-    model->hosted.push_back(std::move(hosted));
-  }
-  const auto on_cpu =
-      std::ranges::count_if(seats_, [](const Seat& seat) { return seat.name.starts_with("cpu"); });
-  const int64_t cores =
-      options_.host ? options_.host->num_usable_cpus : int64_t(std::thread::hardware_concurrency());
-  for (const auto& hosted : model->hosted)
-    hosted->spec.threads = std::max<int64_t>(1, cores / std::max<int64_t>(on_cpu, 1));
-  set_owners();
 }
 
 Pool::Pool(const PoolOptions& options, observe::Log log, observe::Registry& metrics)
@@ -371,9 +264,8 @@ Pool::~Pool() {
   for (auto* hosted : impl_->all_hosted_) hosted->worker.reset();
   // A replica's place holds its model, and the model its places.
   for (auto* models : {&impl_->coming_, &impl_->going_})
-    for (const auto& model : *models) impl_->graveyard_.push_back(std::move(model->hosted));
-  for (const auto& [key, model] : impl_->models_)
-    impl_->graveyard_.push_back(std::move(model->hosted));
+    for (const auto& model : *models) model->hosted.clear();
+  for (const auto& [key, model] : impl_->models_) model->hosted.clear();
 }
 
 int Pool::watch_file() const { return impl_->options_.own_thread ? -1 : impl_->epoll_.get(); }
@@ -437,99 +329,6 @@ int Pool::tenant(const std::string& name) const {
   fail(Kind::Usage, "there is no tenant '", name, "'");
 }
 
-std::shared_ptr<Model> Pool::Impl::load(const ModelConfig& config) {
-  auto& impl = *this;
-  auto model = std::make_shared<Model>();
-  model->config = config;
-  const observe::Labels labels{{"model", config.name}, {"version", config.version}};
-  const auto counter = [&](const char* name, const char* help, const char* reason = nullptr) {
-    auto with = labels;
-    if (reason) with.emplace_back("reason", reason);
-    return &impl.metrics_.counter(name, help, with);
-  };
-  const char *failed = "nv_inference_request_failure", *about = "Requests that failed.";
-  model->success = counter("nv_inference_request_success", "Requests that succeeded.");
-  model->rejected = counter(failed, about, "REJECTED");
-  model->cancelled = counter(failed, about, "CANCELED");
-  model->failed = counter(failed, about, "BACKEND");
-  model->rows = counter("nv_inference_count", "Rows that were computed for requests.");
-  model->batches = counter("nv_inference_exec_count", "Batches that were computed.");
-  model->request_us = counter("nv_inference_request_duration_us", "From arrival to answer.");
-  model->queue_us = counter("nv_inference_queue_duration_us", "Until a batch began.");
-  model->input_us = counter("nv_inference_compute_input_duration_us", "Of taking inputs.");
-  model->compute_us = counter("nv_inference_compute_infer_duration_us", "Of the model.");
-  model->output_us = counter("nv_inference_compute_output_duration_us", "Of giving outputs.");
-  model->pending = &impl.metrics_.gauge("nv_inference_pending_request_count",
-                                        "Requests that wait for a batch.", labels);
-  model->batch_rows = &impl.metrics_.histogram("yoke_batch_rows", "Rows of a batch.",
-                                               observe::exponential_bounds(1, 2, 11), labels);
-  model->latency = &impl.metrics_.histogram("yoke_model_latency_ms", "From arrival to answer.",
-                                            latency_bounds(), labels);
-  const MutexLock lock(impl.mutex_);
-  impl.place(model);
-  impl.coming_.push_back(model);
-  impl.wake();
-  return model;
-}
-
-void Pool::load(const ModelConfig& config) { impl_->load(config); }
-
-void Pool::load_and_wait(const ModelConfig& config, Duration timeout) {
-  auto& impl = *impl_;
-  const auto model = impl.load(config);
-  const Time deadline = impl.clock_.now() + timeout;
-  const MutexLock lock(impl.mutex_);
-  const auto is_coming = [&] { return std::ranges::count(impl.coming_, model) > 0; };
-  while (is_coming() && model->state == ModelState::Loading && impl.clock_.now() < deadline &&
-         impl.accepting_)
-    impl.changed_.wait_until(impl.mutex_, deadline);
-  if (!is_coming()) return;
-  const bool late = model->state == ModelState::Loading;
-  std::erase(impl.coming_, model);
-  model->state = ModelState::Unloading;
-  impl.going_.push_back(model);
-  impl.wake();
-  fail(late ? Kind::Timeout : Kind::Config,
-       late ? cat("it was not ready within ", duration_text(timeout)) : model->reason);
-}
-
-bool Pool::unload(const std::string& name, const std::string& version) {
-  auto& impl = *impl_;
-  const MutexLock lock(impl.mutex_);
-  std::vector<std::shared_ptr<Model>> found;
-  for (const auto& [key, model] : impl.models_)
-    if (model->config.name == name && (version.empty() || model->config.version == version))
-      found.push_back(model);
-  for (const auto& model : found) impl.retire(model);
-  impl.wake();
-  return !found.empty();
-}
-
-void Pool::check_loading() const {
-  const MutexLock lock(impl_->mutex_);
-  for (const auto& model : impl_->coming_)
-    if (model->state == ModelState::Unavailable)
-      fail(Kind::Config, "model '", model->config.name, "': ", model->reason);
-}
-
-bool Pool::all_loaded() const {
-  const MutexLock lock(impl_->mutex_);
-  return impl_->coming_.empty();
-}
-
-void Pool::wait_ready(Duration timeout) {
-  auto& impl = *impl_;
-  const Time deadline = impl.clock_.now() + timeout;
-  while (!all_loaded()) {
-    check_loading();
-    const MutexLock lock(impl.mutex_);
-    if (impl.clock_.now() >= deadline && !impl.coming_.empty())
-      fail(Kind::Timeout, "model '", impl.coming_[0]->config.name, "' was not ready in time");
-    impl.changed_.wait_until(impl.mutex_,
-                             std::min(deadline, impl.clock_.now() + std::chrono::milliseconds(50)));
-  }
-}
-
 Pool::TicketPtr Pool::submit(Request request, int tenant, OnAnswer on_answer, OnText on_text) {
   auto& impl = *impl_;
   auto ticket = std::make_shared<Ticket>();
@@ -554,9 +353,14 @@ Pool::TicketPtr Pool::submit(Request request, int tenant, OnAnswer on_answer, On
     const int64_t rows = check_request(request.model, *facts, request);
     ticket->rows = std::max<int64_t>(rows, 1);
     uint64_t bytes = 0;
-    for (const auto& input : request.inputs)
+    for (const auto& input : request.inputs) {
+      ticket->bytes += input.data.size();
       bytes += input.data.size() / size_t(input.type == Type::Bytes ? 1 : ticket->rows) + 64;
-    if (request.prompt) bytes += request.prompt->text.size() + 4096;
+    }
+    if (request.prompt) {
+      ticket->bytes += request.prompt->text.size();
+      bytes += request.prompt->text.size() + 4096;
+    }
     if (bytes > impl.options_.slab_bytes / 2)
       refuse(Status::TooLarge, "model '", request.model, "': a row has ", bytes,
              " bytes, of at most ", impl.options_.slab_bytes / 2, "; serve.slab_mb makes it more");
@@ -590,6 +394,7 @@ Pool::TicketPtr Pool::submit(Request request, int tenant, OnAnswer on_answer, On
       }
       ++impl.waiting_;
       ++impl.tenants_[size_t(tenant)]->waiting;
+      impl.tenants_[size_t(tenant)]->waiting_bytes += ticket->bytes;
       if (!ticket->stream.empty()) impl.streams_[ticket->stream].order.push_back(ticket);
       impl.enqueue(ticket);
       impl.pump();
@@ -631,88 +436,6 @@ bool Pool::drain(Time deadline) {
   const MutexLock lock(impl_->mutex_);
   return impl_->changed_.wait_until(impl_->mutex_, deadline,
                                     [this] { return impl_->waiting_ == 0; });
-}
-
-bool Pool::ready() const {
-  const MutexLock lock(impl_->mutex_);
-  if (!impl_->accepting_ || impl_->models_.empty()) return false;
-  const auto first = std::ranges::all_of(impl_->coming_, [&](const auto& model) {
-    return impl_->models_.contains(model->key());  // a new one of something that serves
-  });
-  return first && std::ranges::all_of(impl_->models_, [](const auto& entry) {
-           return entry.second->state == ModelState::Ready;
-         });
-}
-
-std::optional<ModelView> Pool::find(const std::string& name, const std::string& version) const {
-  const MutexLock lock(impl_->mutex_);
-  const auto model = impl_->find(name, version);
-  if (!model) return std::nullopt;
-  return impl_->view_of(*model);
-}
-
-std::string Pool::trace() const {
-  const MutexLock lock(impl_->mutex_);
-  return impl_->trace_.json();
-}
-
-PoolView Pool::view() const {
-  PoolView view{.ready = ready()};
-  const MutexLock lock(impl_->mutex_);
-  auto& impl = *impl_;
-  view.draining = !impl.accepting_;
-  view.devices = int(impl.seats_.size());
-  for (const auto& [key, model] : impl.models_) {
-    view.models.push_back(impl.view_of(*model));
-    model->pending->set(double(view.models.back().waiting));
-  }
-  for (const auto& model : impl.coming_) view.models.push_back(impl.view_of(*model));
-  for (const auto* hosted : impl.all_hosted_) {
-    constexpr const char* kStates[] = {"starting", "ready", "dead"};
-    const auto rows = [&](const BatchPtr& batch) {
-      return batch && batch->hosted == hosted ? int(batch->rows) : 0;
-    };
-    view.replicas.push_back({.number = hosted->number,
-                             .model = hosted->model->config.name,
-                             .device = hosted->seat->name,
-                             .state = kStates[size_t(hosted->state)],
-                             .restarts = hosted->restarts,
-                             .computing = rows(hosted->seat->first),
-                             .staged = rows(hosted->seat->second),
-                             .pid = hosted->worker ? hosted->worker->pid() : 0,
-                             .batches = hosted->batches,
-                             .rows = hosted->rows,
-                             .busy = hosted->busy});
-    const observe::Labels labels{{"replica", std::to_string(hosted->number)},
-                                 {"model", hosted->model->config.name},
-                                 {"device", hosted->seat->name}};
-    const auto gauge = [&](const char* name, const char* help, double value) {
-      impl.metrics_.gauge(name, help, labels).set(value);
-    };
-    gauge("yoke_replica_ready", "1 where it takes work.", hosted->state == Hosted::State::Ready);
-    gauge("yoke_replica_restarts", "Workers that ended and were replaced.", hosted->restarts);
-    gauge("yoke_replica_busy_seconds", "Time that it computed.", seconds(hosted->busy));
-    gauge("yoke_replica_batches", "Batches that it computed.", double(hosted->batches));
-  }
-  for (const auto& tenant : impl.tenants_) {
-    if (!tenant->active) continue;
-    tenant->pending->set(double(tenant->waiting));
-    std::vector<double> latest(tenant->latest_ms.begin(), tenant->latest_ms.end());
-    std::ranges::sort(latest);
-    const auto at = [&](double part) {
-      return latest.empty() ? 0 : latest[size_t(part * double(latest.size() - 1))];
-    };
-    view.tenants.push_back({.name = tenant->config.name,
-                            .share = tenant->config.share(),
-                            .waiting = tenant->waiting,
-                            .device_s = tenant->device_s->value(),
-                            .borrowed_s = tenant->borrowed_s->value(),
-                            .by_model = tenant->usage,
-                            .refused = tenant->refused,
-                            .p50_ms = at(0.5),
-                            .p99_ms = at(0.99)});
-  }
-  return view;
 }
 
 }  // namespace yoke::serve

@@ -32,6 +32,7 @@ namespace yoke::serve {
 struct PoolOptions {
   WorkerKind workers = {};
   uint64_t slab_bytes = 1ul << 30;
+  uint64_t max_queue_bytes = 1ul << 30;  // of inputs that one tenant has waiting
   bool poison = false;
   std::string policy = "fair";  // as serve.policy
   size_t trace = 0;             // batches of which the times are kept
@@ -65,9 +66,12 @@ struct ReplicaView {
   std::string model = {}, device = {}, state = {};
   int restarts = 0;
   int computing = 0, staged = 0;  // rows
+  size_t sequences = 0;
   pid_t pid = 0;
   uint64_t batches = 0, rows = 0;
   Duration busy = {};
+  std::string version = {};  // of the model
+  std::string parts = {};    // what each part of it has computed, as JSON; empty: it has none
 };
 
 struct ModelView {

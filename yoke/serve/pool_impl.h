@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The inside of a pool. Everything below the mutex; what leaves (answers, logs) is collected in an
-// Outbox and goes out when the mutex is free. pool.cpp: models, tenants, requests. dispatch.cpp:
-// who computes what. watch.cpp: what workers say, and time.
+// Outbox and goes out when the mutex is free. pool.cpp: tenants and requests, pool_models.cpp and
+// pool_view.cpp beside it. dispatch.cpp: who computes what. watch.cpp: what wakes it, with
+// lives.cpp for workers and done.cpp for batches.
 #pragma once
 
 #include <deque>
@@ -22,13 +23,24 @@ namespace yoke::serve {
 
 constexpr size_t kCopyUnlocked = 64 << 10;  // bytes from which on copying does not hold the mutex
 
+constexpr Duration kQuick = std::chrono::seconds(5);  // a worker that ends sooner was not healthy
 constexpr int kGivenUp = 4;  // quick deaths of a worker in a row, after which nobody waits for it
 // What the watching thread is woken by, beside workers, which have their numbers.
 constexpr uint64_t kWake = UINT64_MAX, kTimer = UINT64_MAX - 1;
 
+// Of latencies, in milliseconds.
+inline std::vector<double> latency_bounds() { return observe::exponential_bounds(0.1, 2, 16); }
+
 struct Seat;
 struct Model;
 struct Hosted;
+
+// What a client's requests have in common that go to one instance of a model with state.
+struct Sequence {
+  Hosted* hosted = nullptr;  // the replica that has it
+  size_t in_flight = 0;      // requests without an answer
+  Time used = {};            // when one was answered last
+};
 
 // A request on its way.
 class Pool::Ticket {
@@ -41,7 +53,8 @@ class Pool::Ticket {
   uint64_t number = 0;  // in the order of arrival
   Time arrival = {};
   std::optional<Time> deadline = {};
-  int64_t rows = 0;  // of the request; 1 where it has none
+  int64_t rows = 0;    // of the request; 1 where it has none
+  uint64_t bytes = 0;  // of its inputs
   struct Rows {
     int64_t from = 0, count = 0;
   };
@@ -54,7 +67,7 @@ class Pool::Ticket {
   std::string shape_key = {};  // requests with the same may share a batch
   std::string stream = {};
   size_t text_seen = 0;
-  Hosted* sticky = nullptr;  // the replica that has its sequence
+  std::shared_ptr<Sequence> sequence = {};  // of a model with state
   Answer answer = {};
 };
 using Ticket = Pool::Ticket;
@@ -69,7 +82,7 @@ struct Entry {
 };
 
 struct Batch {
-  Hosted* hosted = nullptr;
+  std::shared_ptr<Hosted> hosted = {};
   std::shared_ptr<Channel> channel = {};
   int slab = 0;
   std::shared_ptr<Model> model = {};
@@ -89,7 +102,7 @@ struct Batch {
 using BatchPtr = std::shared_ptr<Batch>;
 
 // A replica's place: it stays when the worker is replaced.
-struct Hosted {
+struct Hosted : std::enable_shared_from_this<Hosted> {
   int number = 0;
   std::shared_ptr<Model> model = {};
   Seat* seat = nullptr;
@@ -100,6 +113,7 @@ struct Hosted {
   int restarts = 0, quick_deaths = 0, failures = 0;  // failures: of batches, in a row
   std::set<int> failed_for = {};                     // tenants of those failures
   std::string said = {};                             // why it ends
+  std::string parts = {};                            // what it tells of its parts, as JSON
   int next_slab = 0;
   std::array<bool, Channel::kSlabs> used = {};
   uint64_t batches = 0, rows = 0;
@@ -129,9 +143,10 @@ struct Model {
   };
   std::map<std::string, Longest> longest = {};  // by shape
   bool one_shape = false, given_up = false;
-  size_t in_flight = 0;  // requests without an answer
-  std::map<std::string, Hosted*> sequences = {};
-  std::vector<std::unique_ptr<Hosted>> hosted = {};
+  size_t in_flight = 0;                                             // requests without an answer
+  std::map<std::string, std::shared_ptr<Sequence>> sequences = {};  // by tenant/name
+  // Each holds the model in turn, until it is gone and this is cleared.
+  std::vector<std::shared_ptr<Hosted>> hosted = {};
   observe::Counter *success = nullptr, *rejected = nullptr, *cancelled = nullptr, *failed = nullptr,
                    *rows = nullptr, *batches = nullptr, *request_us = nullptr, *queue_us = nullptr,
                    *input_us = nullptr, *compute_us = nullptr, *output_us = nullptr;
@@ -146,7 +161,8 @@ struct Tenant {
   // By model, in the order of priority and arrival.
   using Queue = std::map<std::pair<uint64_t, uint64_t>, TicketPtr>;
   std::map<Model*, Queue> queues = {};
-  size_t waiting = 0;
+  size_t waiting = 0;  // requests without an answer, and the bytes of their inputs
+  uint64_t waiting_bytes = 0;
   uint64_t turns = 0;  // with the policy round_robin
   uint64_t refused = 0;
   std::map<std::string, Usage> usage = {};
@@ -164,6 +180,7 @@ struct Stream {
 
 // What is to be done when the mutex is free.
 struct Outbox {
+  std::vector<std::function<void(const observe::Log&)>> lines = {};
   std::vector<TicketPtr> answers = {};
   std::vector<std::string> streams = {};
   std::vector<std::pair<OnText, std::string>> texts = {};
@@ -196,15 +213,20 @@ class Pool::Impl {
   std::optional<Time> retry_at_;  // when a tenant at its limit may go on
 
   // pool.cpp
-  std::shared_ptr<Model> load(const ModelConfig& config);
-  void place(const std::shared_ptr<Model>& model);
-  std::shared_ptr<Model> find(const std::string& name, const std::string& version) const;
   void admit(const TicketPtr& ticket);  // throws Refused
+  void join_sequence(Ticket& ticket);   // likewise
   void enqueue(const TicketPtr& ticket);
   void set_owners();
   void answer_stranded(Outbox& outbox);
   void answer(const TicketPtr& ticket, Outcome outcome, Outbox& outbox);
   void send(Outbox& outbox);  // without the mutex
+
+  // pool_models.cpp
+  std::shared_ptr<Model> load(const ModelConfig& config);
+  void place(const std::shared_ptr<Model>& model);
+  std::shared_ptr<Model> find(const std::string& name, const std::string& version) const;
+
+  // pool_view.cpp
   void count(const Ticket& ticket);
   ModelView view_of(const Model& model) const;
   size_t waiting_for(const Model& model) const;
@@ -228,18 +250,18 @@ class Pool::Impl {
   Hosted* ready_on(const Seat& seat, const Model& model) const;
   void remove_from_queue(const Ticket& ticket);
 
-  // watch.cpp
-  void watch_once(int timeout_ms);
-  void look_by(Time time);  // the watching thread looks around then, or before
+  // lives.cpp
   void start(Hosted& hosted);
-  void listen(int file, uint64_t what) const;
   void dismiss(Hosted& hosted);
   void retire(std::shared_ptr<Model> model);
-  void heard(Hosted& hosted, Outbox& outbox);
-  void became_ready(Hosted& hosted, const std::string& facts);
+  void became_ready(Hosted& hosted, const std::string& facts, Outbox& outbox);
   void died(Hosted& hosted, const std::string& why, Outbox& outbox);
   void give_back(Seat& seat, BatchPtr& batch, Outbox& outbox);
   Outcome unhealthy(const Model& model) const;
+  void heard(Hosted& hosted, Outbox& outbox);
+  void count_devices();
+
+  // done.cpp
   void promote(Seat& seat);
   void take_done(Outbox& outbox);
   static void check_header(SlabHeader& header);
@@ -249,8 +271,13 @@ class Pool::Impl {
   void take_text(const Batch& batch, Outbox& outbox);
   void account(const Batch& batch);
   void free_slab(const Batch& batch);
-  void count_devices();
+
+  // watch.cpp
+  void watch_once(int timeout_ms);
+  void look_by(Time time);  // the watching thread looks around then, or before
+  void listen(int file, uint64_t what) const;
   Time stuck_at(Batch& batch) const;
+  void forget_idle_sequences(Time now);
   Time look_around(Outbox& outbox);  // when to look again
   void wake();
 
@@ -258,7 +285,7 @@ class Pool::Impl {
   Time timer_at_ = Time::max();
   std::vector<std::pair<Time, std::unique_ptr<Replica>>> leaving_;  // workers that end, since when
   std::vector<Hosted*> all_hosted_;
-  std::vector<std::vector<std::unique_ptr<Hosted>>> graveyard_;  // of models that are gone
+  Time sequences_at_ = {};  // when idle ones are looked for again
   std::jthread watcher_;
 };
 

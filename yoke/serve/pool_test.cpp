@@ -1,107 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "yoke/serve/pool.h"
+#include "yoke/serve/pool_test.h"
 
-#include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <cstring>
 #include <set>
 
 #include "yoke/base/rng.h"
-#include "yoke/serve/stand_in.h"
 
 namespace yoke::serve {
 namespace {
-
-using std::chrono::milliseconds;
-using std::chrono::seconds;
-
-const Time kSoon = SteadyClock().now() + std::chrono::minutes(2);
-
-// This very program, as a worker: see PoolWorker.
-const std::vector<std::string> kWorker{"/proc/self/exe",
-                                       "--gtest_filter=PoolWorker.ComputesForItsParent"};
-
-struct Bench {
-  explicit Bench(const std::string& path, const std::string& devices = "cpu:2", int64_t batch = 8,
-                 bool processes = false, std::vector<TenantConfig> tenants = {},
-                 Duration stuck_floor = seconds(20))
-      : pool(options(processes, stuck_floor),
-             observe::Log({.level = observe::Level::Off, .other_ranks = observe::Level::Off}),
-             metrics) {
-    pool.set_tenants(tenants);
-    pool.load({.name = "m", .path = path, .devices = devices, .batch = batch});
-    pool.wait_ready(seconds(60));
-  }
-  static PoolOptions options(bool processes, Duration stuck_floor) {
-    PoolOptions options{.slab_bytes = 4 << 20, .poison = true, .stuck_floor = stuck_floor};
-    if (processes) {
-      options.workers.command = kWorker;
-      options.workers.environment = {"YOKE_TEST_WORKER=1"};
-    } else {
-      options.workers.open = open_stand_in;
-    }
-    return options;
-  }
-  observe::Registry metrics;
-  Pool pool;
-};
-
-Request request_of(const std::vector<std::array<float, 4>>& rows, Parameters parameters = {}) {
-  const auto data = std::make_shared<std::string>(reinterpret_cast<const char*>(rows.data()),
-                                                  rows.size() * sizeof(rows[0]));
-  Request request{.model = "m", .parameters = std::move(parameters), .holds = {data}};
-  request.inputs = {{.name = "x", .shape = {int64_t(rows.size()), 4}, .data = *data}};
-  return request;
-}
-Request row_of(float value, Parameters parameters = {}) {
-  return request_of({{value, 1, 2, 3}}, std::move(parameters));
-}
-
-std::vector<float> floats(const Answer& answer) {
-  std::vector<float> values(answer.outputs.at(0).data.size() / sizeof(float));
-  std::memcpy(values.data(), answer.outputs[0].data.data(), answer.outputs[0].data.size());
-  return values;
-}
-
-// What came of some requests, and a way to wait for all of them.
-class Answers {
- public:
-  OnAnswer next() {
-    const MutexLock lock(mutex_);
-    const size_t number = answers_.size();
-    answers_.emplace_back();
-    return [this, number](Answer answer) {
-      const MutexLock inner(mutex_);
-      EXPECT_EQ(answers_[number].size(), 0u) << "answered twice";
-      answers_[number].push_back(std::move(answer));
-      order_.push_back(number);
-      changed_.notify_all();
-    };
-  }
-  const std::vector<std::vector<Answer>>& wait() {
-    const MutexLock lock(mutex_);
-    EXPECT_TRUE(
-        changed_.wait_until(mutex_, kSoon, [&] { return order_.size() == answers_.size(); }))
-        << order_.size() << " of " << answers_.size() << " answers";
-    return answers_;
-  }
-  const std::vector<size_t>& order() { return wait(), order_; }
-  size_t count(Status status) {
-    size_t sum = 0;
-    for (const auto& answer : wait())
-      sum += answer.size() == 1 && answer[0].outcome.status == status;
-    return sum;
-  }
-
- private:
-  Mutex mutex_;
-  Condition changed_;
-  std::vector<std::vector<Answer>> answers_;
-  std::vector<size_t> order_;
-};
 
 // Not a test of its own: what the pools below start as their worker processes.
 TEST(PoolWorker, ComputesForItsParent) {
@@ -112,10 +20,11 @@ TEST(PoolWorker, ComputesForItsParent) {
 TEST(Pool, GivesEachRequestItsOwnRows) {
   Bench bench("stand-in:ms=0.2");
   Answers answers;
-  for (int i = 0; i < 200; ++i)
-    bench.pool.submit(
-        request_of(std::vector<std::array<float, 4>>(size_t(i % 8 + 1), {float(i), 1, 2, 3})), 0,
-        answers.next());
+  for (int i = 0; i < 200; ++i) {
+    std::vector<std::array<float, 4>> rows;
+    for (int j = 0; j <= i % 8; ++j) rows.push_back({float(8 * i + j), 1, 2, 3});
+    bench.pool.submit(request_of(rows), 0, answers.next());
+  }
   const auto& all = answers.wait();
   bool mixed = false;
   for (int i = 0; i < 200; ++i) {
@@ -124,10 +33,37 @@ TEST(Pool, GivesEachRequestItsOwnRows) {
     EXPECT_EQ(answer.outputs[0].shape, (Shape{i % 8 + 1, 4}));
     const auto values = floats(answer);
     ASSERT_EQ(values.size(), size_t(i % 8 + 1) * 4);
-    for (size_t j = 0; j < values.size(); j += 4) EXPECT_EQ(values[j], 2.0f * float(i));
+    for (size_t j = 0; j < values.size(); j += 4)
+      EXPECT_EQ(values[j], 2.0f * float(8 * i) + float(j / 2));
     mixed |= answer.batch > i % 8 + 1;
   }
   EXPECT_TRUE(mixed) << "no batch had rows of two requests";
+}
+
+TEST(Pool, PutsTheRowsOfARequestInOrderThoughItsPartsCameOtherwise) {
+  Gate gate, of_first_part;
+  std::atomic<int> parts = 0;
+  Bench bench(watched([&](const ReplicaSpec&, const std::vector<float>& rows) {
+                gate.pass(rows);
+                parts += std::ranges::count_if(
+                             rows, [](float row) { return row > 10 && row < kHeld; }) > 0;
+                if (rows.front() == 1) of_first_part.pass({kHeld});
+              }),
+              {.name = "m", .path = "stand-in:", .devices = "cpu:2", .batch = 4});
+  Answers answers;
+  for (int i = 0; i < 2; ++i) bench.pool.submit(row_of(kHeld), 0, answers.next());
+  wait_until([&] { return gate.num_held() == 2; });
+  // Behind one of the two three rows and a part of the next request, behind the other its rest.
+  bench.pool.submit(request_of({{1}, {2}, {3}}), 0, answers.next());
+  bench.pool.submit(request_of({{11}, {12}, {13}, {14}}), 0, answers.next());
+  gate.open();
+  wait_until([&] { return bench.pool.view().models[0].stats.batches == 3; });
+  of_first_part.open();
+  const auto& all = answers.wait();
+  EXPECT_EQ(parts, 2);
+  const auto values = floats(all[3].at(0));
+  ASSERT_EQ(values.size(), 16u);
+  for (size_t i = 0; i < 4; ++i) EXPECT_EQ(values[4 * i], 22 + 2 * float(i));
 }
 
 TEST(Pool, RefusesWhatDoesNotFitBeforeItIsScheduled) {
@@ -140,11 +76,15 @@ TEST(Pool, RefusesWhatDoesNotFitBeforeItIsScheduled) {
   unknown.model = "n";
   bench.pool.submit(std::move(unknown), 0, answers.next());
   bench.pool.submit(request_of(std::vector<std::array<float, 4>>(9)), 0, answers.next());
+  auto twice = row_of(1);
+  twice.inputs.push_back(twice.inputs[0]);
+  bench.pool.submit(std::move(twice), 0, answers.next());
   const auto& all = answers.wait();
   EXPECT_EQ(all[0][0].outcome.status, Status::Invalid);
   EXPECT_NE(all[0][0].outcome.text.find("wanted"), std::string::npos);
   EXPECT_EQ(all[1][0].outcome.status, Status::NotFound);
-  EXPECT_EQ(all[2][0].outcome.text, "model 'm': wanted at most 8 rows, got 9");
+  EXPECT_EQ(all[2][0].outcome.text, "model 'm', input 'x': wanted at most 8 rows, got FP32[9,4]");
+  EXPECT_EQ(all[3][0].outcome.text, "model 'm', input 'x': wanted it once, got it 2 times");
 }
 
 TEST(Pool, AnswersAStreamInOrderWhateverBecomesOfItsRequests) {
@@ -202,6 +142,135 @@ TEST(Pool, RefusesBeyondTheTenantsBound) {
   EXPECT_TRUE(all[5][0].outcome.ok());
 }
 
+TEST(Pool, TakesTheBetterPriorityFirstOfWhatWaits) {
+  Gate gate;
+  Mutex mutex;
+  std::vector<float> order;
+  Bench bench(watched([&](const ReplicaSpec&, const std::vector<float>& rows) {
+                gate.pass(rows);
+                const MutexLock lock(mutex);
+                order.push_back(rows[0]);
+              }),
+              {.name = "m", .path = "stand-in:", .devices = "cpu:1", .batch = 1});
+  Answers answers;
+  bench.pool.submit(row_of(kHeld), 0, answers.next());
+  wait_until([&] { return gate.num_held() == 1; });
+  const std::vector<uint64_t> priorities{0, 0, 7, 1, 7, 0, 1};
+  for (size_t i = 0; i < priorities.size(); ++i)
+    bench.pool.submit(row_of(float(i), {.priority = priorities[i]}), 0, answers.next());
+  gate.open();
+  EXPECT_EQ(answers.count(Status::Ok), 8u);
+  const MutexLock lock(mutex);
+  EXPECT_EQ(order, (std::vector<float>{kHeld, 0, 3, 6, 2, 4, 1, 5}));  // the first 0 was staged
+}
+
+TEST(Pool, CountsTheAnswersThatAStreamHoldsBackAsWaiting) {
+  Gate gate;
+  Bench bench(watched([&](const ReplicaSpec&, const std::vector<float>& rows) { gate.pass(rows); }),
+              {.name = "m", .path = "stand-in:", .devices = "cpu:2", .batch = 1},
+              {{.name = "a", .max_queue = 3}});
+  Answers answers;
+  const int a = bench.pool.tenant("a");
+  bench.pool.submit(row_of(kHeld, {.stream = "s"}), a, answers.next());
+  for (int i = 0; i < 2; ++i) bench.pool.submit(row_of(1, {.stream = "s"}), a, answers.next());
+  wait_until([&] { return bench.pool.view().models[0].stats.success.count == 2; });
+  bench.pool.submit(row_of(2), a, answers.next());
+  gate.open();
+  EXPECT_EQ(answers.count(Status::Ok), 3u);
+  EXPECT_EQ(answers.wait()[3][0].outcome.status, Status::Exhausted);
+  wait_until([&] { return bench.pool.view().tenants[0].waiting == 0; });
+  bench.pool.submit(row_of(2), a, answers.next());
+  EXPECT_EQ(answers.count(Status::Ok), 4u);
+}
+
+TEST(Pool, MovesWhatIsStagedToADeviceThatFallsIdleSooner) {
+  std::array<Gate, 2> gates;
+  Bench bench(watched([&](const ReplicaSpec& spec, const std::vector<float>& rows) {
+                gates[size_t(spec.number)].pass(rows);
+              }),
+              {.name = "m", .path = "stand-in:", .devices = "cpu:2", .batch = 1});
+  Answers held, others;
+  for (int i = 0; i < 2; ++i) bench.pool.submit(row_of(kHeld), 0, held.next());
+  wait_until([&] { return gates[0].num_held() == 1 && gates[1].num_held() == 1; });
+  for (int i = 0; i < 2; ++i) bench.pool.submit(row_of(1), 0, others.next());  // one behind each
+  gates[1].open();
+  for (const auto& answer : others.wait()) EXPECT_EQ(answer.at(0).replica, 1);
+  gates[0].open();
+  EXPECT_EQ(held.count(Status::Ok), 2u);
+}
+
+TEST(Pool, RefusesBeyondTheBytesThatATenantMayHaveWaiting) {
+  auto options = Bench::options();
+  options.max_queue_bytes = 40;  // a row has 16
+  Bench bench(options, {.name = "m", .path = "stand-in:ms=50", .devices = "cpu:1", .batch = 8},
+              {{.name = "a"}, {.name = "b"}});
+  Answers answers;
+  const int a = bench.pool.tenant("a"), b = bench.pool.tenant("b");
+  for (int i = 0; i < 3; ++i) bench.pool.submit(row_of(1), a, answers.next());
+  bench.pool.submit(request_of(std::vector<std::array<float, 4>>(4)), b, answers.next());
+  const auto& all = answers.wait();
+  EXPECT_TRUE(all[0][0].outcome.ok() && all[1][0].outcome.ok());
+  EXPECT_EQ(all[2][0].outcome.status, Status::Exhausted);
+  EXPECT_EQ(all[2][0].outcome.text,
+            "tenant 'a' has 48 bytes waiting with this request, of at most 40; serve.max_queue_mb "
+            "makes it more");
+  EXPECT_GE(all[2][0].outcome.retry_after, 1);
+  EXPECT_TRUE(all[3][0].outcome.ok()) << "one alone would be refused for ever";
+  const auto waits = [](const TenantView& tenant) { return tenant.waiting > 0; };
+  while (std::ranges::any_of(bench.pool.view().tenants, waits) && SteadyClock().now() < kSoon)
+    std::this_thread::sleep_for(milliseconds(1));
+  for (int i = 0; i < 2; ++i) bench.pool.submit(row_of(1), a, answers.next());
+  EXPECT_EQ(answers.count(Status::Ok), 5u) << "what was answered counts no more";
+}
+
+// A model with state, of which a sequence lasts a moment.
+struct WithSequences : Bench {
+  explicit WithSequences(const std::string& path, double idle_s = 0.05)
+      : Bench(options(), {.name = "m",
+                          .path = path,
+                          .devices = "cpu:2",
+                          .batch = 1,
+                          .stateful = true,
+                          .sequence_idle_s = idle_s}) {}
+  size_t sequences() const {
+    size_t sum = 0;
+    for (const auto& replica : pool.view().replicas) sum += replica.sequences;
+    return sum;
+  }
+};
+
+TEST(Pool, ForgetsASequenceThatNobodyUses) {
+  WithSequences bench("stand-in:ms=1");
+  Answers answers;
+  for (const char* name : {"s", "t"})
+    bench.pool.submit(row_of(1, {.sequence = name, .sequence_start = true}), 0, answers.next());
+  answers.wait();
+  while (bench.sequences() > 0 && SteadyClock().now() < kSoon)
+    std::this_thread::sleep_for(milliseconds(10));
+  ASSERT_EQ(bench.sequences(), 0u);
+  bench.pool.submit(row_of(1, {.sequence = "s"}), 0, answers.next());
+  bench.pool.submit(row_of(1, {.sequence = "t", .sequence_start = true}), 0, answers.next());
+  const auto& all = answers.wait();
+  EXPECT_EQ(all[2][0].outcome.status, Status::Invalid);
+  EXPECT_EQ(all[2][0].outcome.text,
+            "model 'm' knows no sequence 's': wanted sequence_start with its first request, and "
+            "the next within sequence_idle_s = 0.05 s");
+  EXPECT_TRUE(all[3][0].outcome.ok());
+}
+
+TEST(Pool, KeepsASequenceWhoseRequestTakesLong) {
+  WithSequences bench("stand-in:value_ms=1");
+  Answers answers;
+  const auto second = answers.next();
+  const auto last = answers.next();
+  // Far longer than a sequence may be idle, and than the pool takes to look for those that are.
+  bench.pool.submit(row_of(1500, {.sequence = "s", .sequence_start = true}), 0, [&](Answer answer) {
+    second(std::move(answer));
+    bench.pool.submit(row_of(1, {.sequence = "s"}), 0, last);
+  });
+  EXPECT_EQ(answers.count(Status::Ok), 2u);
+}
+
 TEST(Pool, FailsTheGuiltyRowAlone) {
   Bench bench("stand-in:ms=2", "cpu:1", 8);
   Answers answers;
@@ -211,22 +280,33 @@ TEST(Pool, FailsTheGuiltyRowAlone) {
 }
 
 TEST(Pool, KeepsExclusiveTenantsOutOfMixedBatches) {
-  Bench bench("stand-in:ms=2", "cpu:1", 8, false,
+  Gate gate;
+  Mutex mutex;
+  std::vector<std::set<float>> batches;  // of whom each was
+  Bench bench(watched([&](const ReplicaSpec&, const std::vector<float>& rows) {
+                gate.pass(rows);
+                const MutexLock lock(mutex);
+                batches.emplace_back(rows.begin(), rows.end());
+              }),
+              {.name = "m", .path = "stand-in:", .devices = "cpu:1", .batch = 8},
               {{.name = "a", .exclusive_batch = true}, {.name = "b"}, {.name = "c"}});
   Answers answers;
+  bench.pool.submit(row_of(kHeld), bench.pool.tenant("b"), answers.next());
+  wait_until([&] { return gate.num_held() == 1; });
   for (int i = 0; i < 30; ++i)
-    for (const char* name : {"a", "b", "c"})
-      bench.pool.submit(request_of({{1, 1, 1, 1}, {2, 2, 2, 2}, {3, 3, 3, 3}}),
-                        bench.pool.tenant(name), answers.next());
-  const auto& all = answers.wait();
+    for (const auto& [name, value] : std::map<std::string, float>{{"a", 1}, {"b", 2}, {"c", 3}})
+      bench.pool.submit(request_of({{value}, {value}, {value}}), bench.pool.tenant(name),
+                        answers.next());
+  gate.open();
+  EXPECT_EQ(answers.count(Status::Ok), 91u);
   std::map<std::string, int64_t> sums;
   for (const auto& tenant : bench.pool.view().tenants)
     sums[tenant.name] = int64_t(tenant.by_model.at("m").rows);
   EXPECT_EQ(sums["a"], 90);
+  const MutexLock lock(mutex);
+  for (const auto& of : batches) EXPECT_TRUE(!of.contains(1) || of.size() == 1);
   // Batches of 8 take two requests of three rows and a part of the next, of whoever it is.
-  int mixed = 0;
-  for (size_t i = 0; i < all.size(); ++i) mixed += i % 3 != 0 && all[i][0].batch > 3;
-  EXPECT_GT(mixed, 10);
+  EXPECT_GT(std::ranges::count(batches, std::set<float>{2, 3}), 3);
 }
 
 TEST(PoolMultiproc, SurvivesARowThatKills) {
@@ -282,9 +362,21 @@ TEST(PoolMultiproc, SaysSoWhenAModelCannotBeHealthy) {
   Bench bench("stand-in:ms=1", "cpu:1", 1, true);
   Answers answers;
   for (int i = 0; i < 4; ++i) bench.pool.submit(row_of(-2), 0, answers.next());
-  bench.pool.submit(row_of(1), 0, answers.next());
+  std::atomic<bool> ready = true;
+  bench.pool.submit(row_of(1), 0, [&, next = answers.next()](Answer answer) {
+    ready = bench.pool.ready();  // no worker can come back before this returns
+    next(std::move(answer));
+  });
   const auto& all = answers.wait();
-  for (int i = 0; i < 4; ++i) EXPECT_FALSE(all[size_t(i)][0].outcome.ok());
+  // Two are tried twice each, which makes four deaths; the rest is not tried.
+  for (size_t i = 0; i < 2; ++i) EXPECT_EQ(all[i][0].outcome.status, Status::Internal);
+  for (size_t i = 2; i < 5; ++i) {
+    EXPECT_EQ(all[i][0].outcome.status, Status::Unavailable);
+    EXPECT_EQ(all[i][0].outcome.retry_after, 5);
+    EXPECT_NE(all[i][0].outcome.text.find("no healthy replica: signal 9"), std::string::npos)
+        << all[i][0].outcome.text;
+  }
+  EXPECT_FALSE(ready);
 }
 
 TEST(PoolMultiproc, IsHealthyAgainAfterItWasGivenUp) {
@@ -371,6 +463,44 @@ TEST(Pool, ReplacesAModelUnderLoadWithoutLosingARequest) {
   EXPECT_FALSE(bench.pool.find("m").has_value());
 }
 
+TEST(Pool, KeepsNothingOfAModelThatIsGone) {
+  Bench bench("stand-in:ms=1");
+  Answers answers;
+  for (int i = 0; i < 20; ++i) bench.pool.submit(row_of(1), 0, answers.next());
+  const std::weak_ptr<const Facts> facts = bench.pool.find("m")->facts;
+  EXPECT_FALSE(facts.expired());
+  EXPECT_EQ(answers.count(Status::Ok), 20u);
+  EXPECT_TRUE(bench.pool.unload("m"));
+  while (!facts.expired() && SteadyClock().now() < kSoon)
+    std::this_thread::sleep_for(milliseconds(1));
+  EXPECT_TRUE(facts.expired());
+}
+
+TEST(PoolMultiproc, HoldsNobodyUpWhileItLogs) {
+  std::atomic<int> lines = 0, held_up = 0;
+  std::atomic<Bench*> asked = nullptr;
+  std::vector<std::jthread> threads;  // of the one that logs alone
+  Bench bench(
+      Bench::options(true), {.name = "m", .path = "stand-in:", .devices = "cpu:1", .batch = 1}, {},
+      {.sink = [&](std::string_view line) {
+        if (!asked || line.find("ended: signal 9") == line.npos) return;
+        auto answered = std::make_shared<std::promise<void>>();
+        threads.emplace_back([&asked, answered] {
+          asked.load()->pool.view();
+          answered->set_value();
+        });
+        held_up += answered->get_future().wait_for(seconds(10)) != std::future_status::ready;
+        ++lines;
+      }});
+  asked = &bench;
+  Answers answers;
+  bench.pool.submit(row_of(-2), 0, answers.next());
+  EXPECT_EQ(answers.count(Status::Internal), 1u);
+  while (lines < 2 && SteadyClock().now() < kSoon) std::this_thread::sleep_for(milliseconds(1));
+  EXPECT_EQ(lines, 2);  // it is tried again
+  EXPECT_EQ(held_up, 0);
+}
+
 TEST(Pool, ChangesTenantsWhileItRuns) {
   Bench bench("stand-in:ms=1", "cpu:1", 8, false, {{.name = "a"}, {.name = "b"}});
   const int a = bench.pool.tenant("a");
@@ -406,6 +536,7 @@ TEST(Pool, FinishesWhatItTookWhenItEnds) {
   bench.pool.submit(row_of(1), 0, answers.next());
   EXPECT_EQ(answers.count(Status::Ok), 50u);
   EXPECT_EQ(answers.count(Status::Unavailable), 1u);
+  EXPECT_GE(answers.wait()[50][0].outcome.retry_after, 1);
 }
 
 TEST(Pool, AnswersEverybodyWhenItIsDestroyed) {

@@ -44,8 +44,12 @@ class RestReader {
   Request read_generate(const std::string& body);
   // {"ready":bool} or nothing.
   bool read_index(const std::string& body);
+  // Of the request read last, also where it was refused after that; empty after forget_id().
+  const std::string& id() const { return id_; }
+  void forget_id() { id_.clear(); }
 
  private:
+  std::string id_ = {};
   std::unique_ptr<simdjson::dom::parser> parser_;
 };
 

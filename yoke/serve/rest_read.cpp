@@ -326,7 +326,8 @@ Request RestReader::read_infer(std::shared_ptr<const std::string> body,
   rest.remove_prefix(json.size());
   const auto root = parse(*parser_, json, body->capacity() - json.size());
 
-  Request request{.id = find_name(root, "id", {"the request"})};
+  id_ = find_name(root, "id", {"the request"});
+  Request request{.id = id_};
   if (const auto parameters = find<dom::object>(root, "parameters", {"the request"}))
     read_parameters(*parameters, request);
   for (const auto input : need_tensors(root, "inputs"))
@@ -369,7 +370,8 @@ Request RestReader::read_raw(std::shared_ptr<const std::string> body, const Fact
 Request RestReader::read_generate(const std::string& body) {
   const auto root = parse(*parser_, body, body.capacity() - body.size());
   const Where where{"the request"};
-  Request request{.id = find_name(root, "id", where)};
+  id_ = find_name(root, "id", where);
+  Request request{.id = id_};
   const auto parameters = find<dom::object>(root, "parameters", where);
   if (parameters) read_parameters(*parameters, request);
   Prompt prompt{.text = std::string(need<std::string_view>(root, "text_input", where))};

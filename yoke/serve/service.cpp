@@ -6,6 +6,7 @@
 #include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "yoke/base/error.h"
 #include "yoke/observe/json_lines.h"
@@ -43,7 +44,7 @@ ordered duration(const StatDuration& stat) {
   return {{"count", stat.count}, {"ns", stat.time.count()}};
 }
 
-ordered stats_of(const ModelView& model) {
+ordered stats_of(const ModelView& model, const std::vector<ReplicaView>& replicas) {
   const auto& stats = model.stats;
   ordered batches = ordered::array();
   for (const auto& [rows, batch] : stats.by_rows)
@@ -52,23 +53,29 @@ ordered stats_of(const ModelView& model) {
                        {"compute_infer", duration(batch.compute)},
                        {"compute_output", duration(batch.output)}});
   const ordered none = duration({});
-  return {{"name", model.name},
-          {"version", model.version},
-          {"last_inference", stats.last_ms},
-          {"inference_count", stats.rows},
-          {"execution_count", stats.batches},
-          {"inference_stats",
-           {{"success", duration(stats.success)},
-            {"fail", duration(stats.fail)},
-            {"queue", duration(stats.queue)},
-            {"compute_input", duration(stats.input)},
-            {"compute_infer", duration(stats.compute)},
-            {"compute_output", duration(stats.output)},
-            {"cache_hit", none},
-            {"cache_miss", none}}},
-          {"response_stats", ordered::object()},
-          {"batch_stats", batches},
-          {"memory_usage", ordered::array()}};
+  ordered parts = ordered::array();
+  for (const auto& replica : replicas)
+    if (replica.model == model.name && replica.version == model.version && !replica.parts.empty())
+      parts.push_back({{"replica", replica.number}, {"nodes", ordered::parse(replica.parts)}});
+  ordered told{{"name", model.name},
+               {"version", model.version},
+               {"last_inference", stats.last_ms},
+               {"inference_count", stats.rows},
+               {"execution_count", stats.batches},
+               {"inference_stats",
+                {{"success", duration(stats.success)},
+                 {"fail", duration(stats.fail)},
+                 {"queue", duration(stats.queue)},
+                 {"compute_input", duration(stats.input)},
+                 {"compute_infer", duration(stats.compute)},
+                 {"compute_output", duration(stats.output)},
+                 {"cache_hit", none},
+                 {"cache_miss", none}}},
+               {"response_stats", ordered::object()},
+               {"batch_stats", batches},
+               {"memory_usage", ordered::array()}};
+  if (!parts.empty()) told["yoke_nodes"] = parts;
+  return told;
 }
 
 constexpr const char* kVersion = YOKE_VERSION;
@@ -81,41 +88,42 @@ std::string read_file(const std::filesystem::path& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-bool is_number(const std::string& text) {
-  return !text.empty() && text.find_first_not_of("0123456789") == text.npos;
+bool is_version(const std::string& text) {
+  return !text.empty() && text.find_first_not_of("0123456789") == text.npos &&
+         (text == "0" || !text.starts_with('0'));
 }
 
-bool has_keys(const Config& config, const std::vector<TenantConfig>& tenants) {
-  return !config.serve.admin_key_sha256.empty() ||
-         std::ranges::any_of(tenants, [](const auto& one) { return !one.key_sha256.empty(); });
+// "10" is after "9".
+bool is_older(const ModelConfig& one, const ModelConfig& other) {
+  return std::pair(one.version.size(), one.version) <
+         std::pair(other.version.size(), other.version);
 }
 
 }  // namespace
 
 Service::Service(const Config& config, const PoolOptions& options, observe::Log log,
-                 observe::Registry& metrics, std::function<Config()> reread)
+                 observe::Registry& metrics, ServiceHooks hooks)
     : config_(config),
-      reread_(std::move(reread)),
+      hooks_(std::move(hooks)),
       log_(std::move(log)),
       tenants_(config.tenants),
+      admin_keys_(config.serve.admin_key_sha256),
       access_log_(config.serve.access_log),
       pool_(options, log_, metrics) {
   pool_.set_tenants(config.tenants);
-  for (const auto& model : config.models) {
-    known_[model.name] = model;
-    pool_.load(model);
-  }
+  for (const auto& model : config.models) pool_.load(model);
 }
 
 Service::~Service() = default;
 
 Caller Service::identify(std::string_view key, std::string_view tenant, bool must_be_tenant) const {
   const MutexLock lock(mutex_);
-  const bool keys = has_keys(config_, tenants_);
+  const bool keys = !admin_keys_.empty() || std::ranges::any_of(tenants_, [](const auto& one) {
+    return !one.key_sha256.empty();
+  });
   const std::string digest = key.empty() ? "" : sha256(key);
   Caller caller;
-  for (const auto& admin : config_.serve.admin_key_sha256)
-    caller.admin |= same_digest(digest, admin);
+  for (const auto& admin : admin_keys_) caller.admin |= same_digest(digest, admin);
   const TenantConfig* found = nullptr;
   for (const auto& one : tenants_)
     if (!one.key_sha256.empty() && same_digest(digest, one.key_sha256)) found = &one;
@@ -182,15 +190,14 @@ Pool::TicketPtr Service::submit(Request request, const Caller& caller, const cha
   return pool_.submit(std::move(request), caller.tenant, std::move(logged), std::move(on_text));
 }
 
-void Service::log_refused(const Outcome& outcome, const std::string& model, const std::string& id,
+void Service::log_refused(const Outcome& outcome, const RefusedRequest& request,
                           const char* protocol) {
   if (!access_log_.on()) return;
   Answer answer;
   answer.outcome = outcome;
-  answer.model = model;
-  answer.id = id;
-  const std::string none;
-  log_access({&answer, protocol, &none, &none});
+  answer.model = request.model;
+  answer.id = request.id;
+  log_access({&answer, protocol, &request.tenant, &request.traceparent});
 }
 
 bool Service::ready() const { return !draining_ && pool_.ready(); }
@@ -259,41 +266,46 @@ std::string Service::model_config(const std::string& name, const std::string& ve
   return config.dump();
 }
 
-void Service::need_admin(const Caller& caller, const char* what) const {
+void Service::check_admin(const Caller& caller, const char* what) const {
   if (!caller.admin)
     refuse(Status::Forbidden, what, " needs an admin's key: see serve.admin_key_sha256");
 }
 
 std::string Service::statistics(const std::string& name, const std::string& version,
                                 const Caller& caller) const {
-  need_admin(caller, "reading statistics of all tenants");
+  check_admin(caller, "reading statistics of all tenants");
   if (!name.empty()) need_model(name, version);
   ordered list = ordered::array();
-  for (const auto& model : pool_.view().models)
+  const auto view = pool_.view();
+  for (const auto& model : view.models)
     if (model.facts && (name.empty() || model.name == name) &&
         (version.empty() || model.version == version))
-      list.push_back(stats_of(model));
+      list.push_back(stats_of(model, view.replicas));
   return ordered{{"model_stats", list}}.dump();
 }
 
 std::string Service::repository_index(bool only_ready) const {
   ordered list = ordered::array();
-  std::vector<std::string> there;
+  std::set<std::string> there;
   for (const auto& model : pool_.view().models) {
-    there.push_back(model.name);
+    there.insert(model.name + "/" + model.version);
     if (only_ready && model.state != ModelState::Ready) continue;
     list.push_back({{"name", model.name},
                     {"version", model.version},
                     {"state", to_text(model.state)},
                     {"reason", model.reason}});
   }
-  const MutexLock lock(mutex_);
-  for (const auto& [name, model] : known_)
-    if (!only_ready && !std::ranges::count(there, name))
-      list.push_back({{"name", name},
-                      {"version", model.version},
-                      {"state", "UNAVAILABLE"},
-                      {"reason", "unloaded"}});
+  if (only_ready) return list.dump();
+  for (const auto& name : loadable_names()) try {
+      for (const auto& model : find_all(name))
+        if (there.insert(name + "/" + model.version).second)
+          list.push_back({{"name", name},
+                          {"version", model.version},
+                          {"state", "UNAVAILABLE"},
+                          {"reason", "unloaded"}});
+    } catch (const Refused&) {  // it only looks like one
+    } catch (const Error&) {
+    }
   return list.dump();
 }
 
@@ -317,7 +329,7 @@ std::string Service::usage(const Caller& caller) const {
 }
 
 std::string Service::view(const Caller& caller) const {
-  need_admin(caller, "the view of all tenants");
+  check_admin(caller, "the view of all tenants");
   const auto view = pool_.view();
   ordered models = ordered::array(), replicas = ordered::array(), tenants = ordered::array();
   for (const auto& model : view.models)
@@ -363,72 +375,100 @@ std::string Service::view(const Caller& caller) const {
       .dump();
 }
 
-// NAME.pt, NAME.pt2, NAME/ with a model.toml or numbered versions, NAME/ that is a run or the like.
-ModelConfig Service::find_in_folders(const std::string& name) const {
+// NAME.pt, NAME.pt2, NAME/ with a model.toml or numbered versions or both, NAME/ that is a run or
+// the like. A model.toml without a path is for all versions.
+std::vector<ModelConfig> Service::find_in_folders(const std::string& name) const {
   namespace fs = std::filesystem;
   if (name.empty() || name.find('/') != name.npos || name.starts_with('.'))
     refuse(Status::Invalid, "'", name, "' is no name for a model");
   for (const auto& folder : config_.serve.models) {
     for (const auto* ending : {".pt", ".pt2"})
       if (fs::exists(fs::path(folder) / (name + ending)))
-        return {.name = name, .path = (fs::path(folder) / (name + ending)).string()};
+        return {{.name = name, .path = (fs::path(folder) / (name + ending)).string()}};
     const fs::path own = fs::path(folder) / name;
     if (!fs::is_directory(own)) continue;
+    ModelConfig model;
     if (fs::exists(own / "model.toml")) {
       const auto config = parse_config(read_file(own / "model.toml"), own / "model.toml");
       if (config.models.size() != 1)
         refuse(Status::Invalid, "'", (own / "model.toml").string(), "' has ", config.models.size(),
                " [[model]] sections, wanted one");
-      auto model = config.models[0];
-      model.name = name;
-      return model;
+      model = config.models[0];
     }
-    int64_t newest = -1;
-    for (const auto& entry : fs::directory_iterator(own))
-      if (is_number(entry.path().filename().string()))
-        newest = std::max(newest, int64_t(std::stoll(entry.path().filename().string())));
-    for (const auto* file : {"model.pt", "model.pt2"})
-      if (newest >= 0 && fs::exists(own / std::to_string(newest) / file))
-        return {.name = name,
-                .path = (own / std::to_string(newest) / file).string(),
-                .version = std::to_string(newest)};
-    return {.name = name, .path = own.string()};
+    model.name = name;
+    if (!model.path.empty()) return {model};
+    std::vector<ModelConfig> versions;
+    for (const auto& entry : fs::directory_iterator(own)) {
+      model.version = entry.path().filename().string();
+      if (!is_version(model.version)) continue;
+      for (const auto* file : {"model.pt", "model.pt2"})  // else it is not there yet, or no more
+        if (fs::exists(entry.path() / file)) {
+          model.path = (entry.path() / file).string();
+          versions.push_back(model);
+          break;
+        }
+    }
+    std::ranges::sort(versions, is_older);
+    if (!versions.empty()) return versions;
+    model.version = "1";
+    model.path = own.string();
+    return {model};
   }
   refuse(Status::NotFound, "there is no model '", name, "' in the config, nor in the folders of ",
          "serve.models");
 }
 
+std::set<std::string> Service::loadable_names() const {
+  namespace fs = std::filesystem;
+  std::set<std::string> names;
+  for (const auto& model : config_.models) names.insert(model.name);
+  std::error_code ignored;
+  for (const auto& folder : config_.serve.models)
+    for (const auto& entry : fs::directory_iterator(folder, ignored)) {
+      const auto ending = entry.path().extension();
+      if (ending == ".pt" || ending == ".pt2")
+        names.insert(entry.path().stem().string());
+      else if (entry.is_directory(ignored))
+        names.insert(entry.path().filename().string());
+    }
+  return names;
+}
+
+std::vector<ModelConfig> Service::find_all(const std::string& name) const {
+  std::vector<ModelConfig> found;
+  std::ranges::copy_if(config_.models, std::back_inserter(found),
+                       [&](const auto& model) { return model.name == name; });
+  return found.empty() ? find_in_folders(name) : found;
+}
+
 void Service::load(const std::string& name, const std::string& parameters, const Caller& caller) {
-  need_admin(caller, "loading a model");
-  ModelConfig model;
-  {
-    const MutexLock lock(mutex_);
-    const auto known = known_.find(name);
-    model = known != known_.end() ? known->second : find_in_folders(name);
-  }
+  check_admin(caller, "loading a model");
   const json given = parameters.empty() ? json::object() : json::parse(parameters, nullptr, false);
+  const auto wanted = find_all(name);
   if (!given.is_object()) refuse(Status::Invalid, "the body: wanted a JSON object or nothing");
   if (given.contains("parameters") && !given.at("parameters").empty())
     refuse(Status::Unsupported,
            "a model is loaded as the config or its model.toml says; no "
            "parameters are taken");
-  try {
-    pool_.load_and_wait(model, Duration(int64_t(config_.serve.start_s * 1e9)));
-  } catch (const Error& error) {
-    refuse(error.kind() == Kind::Timeout ? Status::Unavailable : Status::Invalid,
-           "failed to load '", name, "': ", error.what());
-  }
-  const MutexLock lock(mutex_);
-  known_[name] = model;
+  for (auto model : wanted) try {
+      if (hooks_.prepare) hooks_.prepare(model);
+      pool_.load_and_wait(model, Duration(int64_t(config_.serve.start_s * 1e9)));
+    } catch (const Error& error) {
+      refuse(error.kind() == Kind::Timeout ? Status::Unavailable : Status::Invalid,
+             "failed to load '", name, "' of version ", model.version, ": ", error.what());
+    }
+  for (const auto& model : pool_.view().models)
+    if (model.name == name && !std::ranges::count(wanted, model.version, &ModelConfig::version))
+      pool_.unload(name, model.version);
 }
 
 void Service::unload(const std::string& name, const Caller& caller) {
-  need_admin(caller, "unloading a model");
+  check_admin(caller, "unloading a model");
   if (!pool_.unload(name)) refuse(Status::NotFound, "there is no model '", name, "'");
 }
 
 void Service::reload(const Caller& caller) {
-  need_admin(caller, "changing the tenants");
+  check_admin(caller, "changing the tenants");
   try {
     reload();
   } catch (const Error& error) {
@@ -437,13 +477,16 @@ void Service::reload(const Caller& caller) {
 }
 
 void Service::reload() {
-  if (!reread_) fail(Kind::Config, "the server was started without a config to read again");
-  const Config config = reread_();
+  if (!hooks_.reread) fail(Kind::Config, "the server was started without a config to read again");
+  const Config config = hooks_.reread();
   check(config);
   pool_.set_tenants(config.tenants);
-  const MutexLock lock(mutex_);
-  tenants_ = config.tenants;
-  log_.info("tenants were read again", {{"tenants", tenants_.size()}});
+  {
+    const MutexLock lock(mutex_);
+    tenants_ = config.tenants;
+    admin_keys_ = config.serve.admin_key_sha256;
+  }
+  log_.info("tenants and keys were read again", {{"tenants", config.tenants.size()}});
 }
 
 }  // namespace yoke::serve

@@ -5,12 +5,15 @@
 // Threads: any. All that is refused is thrown as Refused.
 #pragma once
 
-#include <map>
+#include <functional>
 #include <memory>
+#include <set>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "yoke/serve/access_log.h"
+#include "yoke/serve/errands.h"
 #include "yoke/serve/pool.h"
 
 namespace yoke::serve {
@@ -24,24 +27,37 @@ struct Caller {
   bool admin = false;
 };
 
+// What the service asks of whoever made it.
+struct ServiceHooks {
+  std::function<Config()> reread = {};  // the config anew, for reload()
+  // Completes what the config of a model leaves open before it is loaded at run time, and throws
+  // where its devices have no room for it.
+  std::function<void(ModelConfig&)> prepare = {};
+};
+
+// What is known of a request that never reached the pool.
+struct RefusedRequest {
+  std::string model = {}, id = {}, tenant = {}, traceparent = {};
+};
+
 class Service {
  public:
-  // Begins to load the models of the config. `reread` gives the config anew, for reload().
+  // Begins to load the models of the config.
   Service(const Config& config, const PoolOptions& options, observe::Log log,
-          observe::Registry& metrics, std::function<Config()> reread = {});
+          observe::Registry& metrics, ServiceHooks hooks = {});
   ~Service();
 
   // `key` as it came, without "Bearer "; both empty where there are none. `must_be_tenant`: it
   // wants something computed, so it must be clear for whom.
   Caller identify(std::string_view key, std::string_view tenant, bool must_be_tenant = true) const;
+  void check_admin(const Caller& caller, const char* what) const;
 
   // As Pool's, with a line in the access log when it is answered. `protocol` is "http" or "grpc".
   Pool::TicketPtr submit(Request request, const Caller& caller, const char* protocol,
                          OnAnswer on_answer, OnText on_text = {});
   void cancel(const Pool::TicketPtr& ticket) { pool_.cancel(ticket); }
   // A line for what never became a request of the pool.
-  void log_refused(const Outcome& outcome, const std::string& model, const std::string& id,
-                   const char* protocol);
+  void log_refused(const Outcome& outcome, const RefusedRequest& request, const char* protocol);
 
   bool ready() const;
   bool draining() const { return draining_; }
@@ -59,16 +75,19 @@ class Service {
   std::string repository_index(bool only_ready) const;  // [{"name",…},…]
   std::string usage(const Caller& caller) const;        // of the caller, or of all for an admin
   std::string view(const Caller& caller) const;         // for `yoke top`; admins only
-  // By an admin. load() returns when the model is ready, and throws with the reason where it fails.
+  // By an admin. load() takes all versions that the config has of the model, or that are in its
+  // folder now, and unloads others of that name. It returns when they are ready, and throws with
+  // the reason where one fails.
   void load(const std::string& name, const std::string& parameters_json, const Caller& caller);
   void unload(const std::string& name, const Caller& caller);
-  // Takes the tenants and keys of the config anew.
+  // Takes the tenants and keys of the config anew, admins' too.
   void reload(const Caller& caller);
   void reload();
 
   // Not ready from now on, though requests are taken still.
   void begin_drain() { draining_ = true; }
   Pool& pool() { return pool_; }
+  Errands& errands() { return errands_; }  // where load() and unload() are called from
   const Config& config() const { return config_; }
 
  private:
@@ -78,19 +97,21 @@ class Service {
     const std::string *tenant, *traceparent;
   };
   void log_access(const Access& access);
-  void need_admin(const Caller& caller, const char* what) const;
   ModelView need_model(const std::string& name, const std::string& version) const;
-  ModelConfig find_in_folders(const std::string& name) const;
+  std::vector<ModelConfig> find_in_folders(const std::string& name) const;
+  std::set<std::string> loadable_names() const;
+  std::vector<ModelConfig> find_all(const std::string& name) const;  // versions that load() takes
 
   const Config config_;
-  const std::function<Config()> reread_;
+  const ServiceHooks hooks_;
   const observe::Log log_;
   mutable Mutex mutex_;
   std::vector<TenantConfig> tenants_ YOKE_GUARDED_BY(mutex_);
-  std::map<std::string, ModelConfig> known_ YOKE_GUARDED_BY(mutex_);  // that load() may name
+  std::vector<std::string> admin_keys_ YOKE_GUARDED_BY(mutex_);  // their digests
   std::atomic<bool> draining_{false};
   AccessLog access_log_;
   Pool pool_;
+  Errands errands_;
 };
 
 }  // namespace yoke::serve

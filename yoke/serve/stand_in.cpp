@@ -33,10 +33,11 @@ class StandIn final : public Runner {
                      : key == "jitter_ms"   ? &jitter_ms_
                      : key == "value_ms"    ? &value_ms_
                      : key == "first_times" ? &first_times_
+                     : key == "pure"        ? &pure_
                                             : nullptr;
       if (!good || !slot)
         fail(Kind::Usage, "'", spec.path,
-             "': wanted stand-in:ms=10,row_ms=1,jitter_ms=5,value_ms=0.1,first_times=2");
+             "': wanted stand-in:ms=10,row_ms=1,jitter_ms=5,value_ms=0.1,first_times=2,pure=0");
       *slot = value;
     }
     if (spec.number > 0) first_times_ = 1;
@@ -49,6 +50,8 @@ class StandIn final : public Runner {
       if (input.type != plan::Type::Fp32) fail(Kind::Usage, "a stand-in takes FP32 alone");
     const bool rows = facts_.inputs[0].has_rows();
     facts_.batch = rows ? (spec.batch > 0 ? spec.batch : 8) : 0;
+    facts_.stateful = spec.stateful;
+    facts_.pure = pure_ != 0;
     ::prctl(PR_SET_TIMERSLACK, 1);
   }
 
@@ -82,7 +85,7 @@ class StandIn final : public Runner {
     while (value == -3) std::this_thread::sleep_for(std::chrono::seconds(1));
   }
 
-  double ms_ = 0, row_ms_ = 0, jitter_ms_ = 0, value_ms_ = 0, first_times_ = 1;
+  double ms_ = 0, row_ms_ = 0, jitter_ms_ = 0, value_ms_ = 0, first_times_ = 1, pure_ = 1;
   Facts facts_;
   const Rng rng_{1, "stand-in"};
   uint64_t calls_ = 0;

@@ -92,6 +92,8 @@ class Worker {
       const Slab& slab = channel_.slab(next);
       if (!seal(slab, line)) return;
       compute(slab);
+      if (const auto parts = runner_.breakdown(); !parts.empty())
+        send_message(line, "parts " + parts);
       auto& state = slab.header->state;
       state.store(SlabState{Phase::Done, SlabState::of(state.load()).rows}.word());
       tell_router();
@@ -162,6 +164,9 @@ class Worker {
     try {
       runner_.run(call, outputs);
       slab.header->computed_at = now_ns();
+      const auto copies = runner_.copies();
+      slab.header->copy_in = copies.in.count();
+      slab.header->copy_out = copies.out.count();
       check_rows(slab, rows);
     } catch (const std::exception&) {
       if (!slab.header->has_rows || rows < 2 || !runner_.facts().pure) throw;

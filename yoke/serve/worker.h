@@ -51,6 +51,14 @@ class Runner {
   // Goes on with a prompt, how is in JSON; `on_text` gets what is new, and false from it ends it.
   virtual void generate(const std::string& prompt, const std::string& how,
                         const std::function<bool(std::string_view)>& on_text);
+  // Of the last run, where it was told to: how long its inputs were on their way to a GPU, and its
+  // outputs on theirs back.
+  struct Copies {
+    Duration in = {}, out = {};
+  };
+  virtual Copies copies() const { return {}; }
+  // Of one made of several: a list in JSON of what each has computed so far.
+  virtual std::string breakdown() const { return {}; }
 };
 using OpenRunner = std::function<std::unique_ptr<Runner>(const ReplicaSpec&)>;
 

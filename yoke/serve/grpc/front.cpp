@@ -5,11 +5,9 @@
 #include <grpcpp/grpcpp.h>
 
 #include <algorithm>
-#include <thread>
 
 #include "inference.grpc.pb.h"
 #include "yoke/base/error.h"
-#include "yoke/base/queue.h"
 #include "yoke/net/address.h"
 #include "yoke/serve/grpc/messages.h"
 #include "yoke/serve/grpc/stream_call.h"
@@ -19,8 +17,6 @@ namespace {
 
 using Context = grpc::CallbackServerContext;
 using Reactor = grpc::ServerUnaryReactor;
-
-constexpr size_t kMostLoads = 16;  // that wait for the one that loads
 
 // A call that another thread ends, or the client by going away; the first of them does.
 class UnaryCall final : public Reactor {
@@ -113,19 +109,11 @@ struct GrpcFront::Impl final : inference::GRPCInferenceService::CallbackService 
       real.port = uint16_t(port);
       address = net::to_text(real);
     }
-    loader = std::jthread([this] {
-      for (;;) {
-        if (const auto task = loads.pop(std::chrono::hours(1)))
-          (*task)();
-        else if (loads.closed())
-          return;
-      }
-    });
   }
 
   ~Impl() override {
     shut_down(SteadyClock().now());
-    loads.close();
+    errands.close();
   }
 
   void shut_down(Time deadline) {
@@ -198,16 +186,13 @@ struct GrpcFront::Impl final : inference::GRPCInferenceService::CallbackService 
     });
   }
 
-  // On the thread that loads: gRPC's are for all calls.
+  // On the service's thread that may wait: gRPC's are for all calls.
   Reactor* later(Context* context, std::function<void(const Caller&)> act) {
     const auto call = UnaryCall::make(service, *context);
     const auto refused = attempt([&] {
-      std::function<void()> task = [call, caller = identify(service, *context),
-                                    act = std::move(act)] {
+      errands.add([call, caller = identify(service, *context), act = std::move(act)] {
         if (!call->ended()) call->end(attempt([&] { act(caller); }));
-      };
-      if (!loads.push(task, Duration::zero()))
-        throw Refused{{Status::Exhausted, cat(kMostLoads, " models wait to be loaded already"), 1}};
+      });
     });
     if (!refused.ok()) call->end(refused);
     return call.get();
@@ -247,7 +232,7 @@ struct GrpcFront::Impl final : inference::GRPCInferenceService::CallbackService 
                                       }));
     });
     if (!refused.ok()) {
-      service.log_refused(refused, message->model_name(), message->id(), "grpc");
+      log_refused(service, *context, refused, *message);
       call->end(refused);
     }
     return call.get();
@@ -281,9 +266,8 @@ struct GrpcFront::Impl final : inference::GRPCInferenceService::CallbackService 
   std::map<uint64_t, std::shared_ptr<StreamCall>> streams YOKE_GUARDED_BY(mutex);
   uint64_t next_stream YOKE_GUARDED_BY(mutex) = 0;
   bool stopping YOKE_GUARDED_BY(mutex) = false;
-  BoundedQueue<std::function<void()>> loads{kMostLoads};
+  Errands::Client errands{service.errands()};
   std::unique_ptr<grpc::Server> server;
-  std::jthread loader;
 };
 
 GrpcFront::GrpcFront(Service& service, const GrpcOptions& options)

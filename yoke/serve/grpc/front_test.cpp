@@ -2,8 +2,11 @@
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <future>
 #include <numeric>
 #include <thread>
@@ -415,6 +418,29 @@ TEST(GrpcFront, AsksForAKeyButNotForHealth) {
   request.set_model_name("double");
   EXPECT_EQ(server.stub->RepositoryModelUnload(&unload, request, &unloaded).error_code(),
             Code::PERMISSION_DENIED);
+}
+
+TEST(GrpcFront, LogsWhatItRefusesWithWhatIsKnown) {
+  const auto path = std::filesystem::temp_directory_path() / cat("yoke-grpc-", ::getpid(), ".log");
+  Config config = usual();
+  config.tenants = {{.name = "a", .key_sha256 = sha256("key of a")}};
+  config.serve.access_log = path.string();
+  {
+    Server server(config);
+    Message message = message_for("double", 1, "g1");
+    message.mutable_inputs(0)->set_datatype("FP99");
+    Context known({{"yoke-key", "key of a"}, {"traceparent", "00-7"}}), unknown;
+    Reply reply;
+    EXPECT_FALSE(server.stub->ModelInfer(&known, message, &reply).ok());
+    EXPECT_FALSE(server.stub->ModelInfer(&unknown, message, &reply).ok());
+  }
+  std::ifstream file(path);
+  const std::string log{std::istreambuf_iterator<char>(file), {}};
+  std::filesystem::remove(path);
+  EXPECT_NE(log.find(R"("id":"g1","traceparent":"00-7","tenant":"a","model":"double")"), log.npos)
+      << log;
+  EXPECT_NE(log.find(R"("id":"g1","traceparent":"","tenant":"","model":"double")"), log.npos)
+      << log;
 }
 
 TEST(GrpcFront, TellsWhenToComeAgain) {

@@ -1,17 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
+#include <sys/prctl.h>
 
 #include <algorithm>
 #include <condition_variable>
 #include <cstring>
 #include <deque>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <utility>
 
 #include "inference.grpc.pb.h"
 #include "yoke/base/error.h"
+#include "yoke/base/mutex.h"
 #include "yoke/base/text.h"
 #include "yoke/serve/grpc_load.h"
 #include "yoke/serve/load_wire.h"
@@ -20,6 +24,8 @@ namespace yoke::serve {
 namespace {
 
 constexpr const char* kInfer = "/inference.GRPCInferenceService/ModelInfer";
+
+constexpr auto kLook = std::chrono::milliseconds(50);  // for a connection that is free
 
 Time now() { return SteadyClock().now(); }
 
@@ -49,18 +55,33 @@ inference::ModelInferRequest message_of(const Question& question) {
   return message;
 }
 
-// A call at a time, over its own connection.
-struct Caller {
-  const LoadUser* user = nullptr;
-  size_t number_of_user = 0;
-  std::unique_ptr<grpc::GenericStub> stub = {};
-  LoadRequest request = {};
+struct Arrival {
   uint64_t number = 0;
   Time due = {};
+};
+
+struct Asker;
+// A call at a time, over its own connection.
+struct Caller {
+  Asker* asker = nullptr;
+  std::unique_ptr<grpc::GenericStub> stub = {};
+  LoadRequest request = {};
+  Arrival asked = {};
   std::unique_ptr<grpc::ClientContext> context = {};
   std::unique_ptr<grpc::GenericClientAsyncResponseReader> reader = {};
   grpc::ByteBuffer answer = {};
   grpc::Status status = {};
+};
+
+struct Asker {
+  const LoadUser* user = nullptr;
+  LoadReport report = {};
+  std::deque<Arrival> waiting = {};
+  std::deque<Caller> callers = {};
+  std::vector<Caller*> idle = {};
+  size_t busy = 0;
+  uint64_t next = 0;
+  Time begin = {}, end = {}, next_due = {};
 };
 
 void add_metadata(grpc::ClientContext& context, const std::string& headers) {
@@ -77,6 +98,149 @@ std::string text_of(const grpc::ByteBuffer& buffer) {
     text.append(reinterpret_cast<const char*>(slice.begin()), slice.size());
   return text;
 }
+
+// One thread sends what is due, as gRPC's own waits are rounded to milliseconds; the other takes
+// what comes.
+class Driver {
+ public:
+  Driver(const LoadOptions& options, const std::vector<LoadUser>& users)
+      : options_(options), askers_(users.size()) {
+    const Time start = now();
+    counted_from_ = start + options.warm_up;
+    last_ = start + options.length + options.patience;
+    for (size_t i = 0; i < users.size(); ++i) {
+      auto& asker = askers_[i];
+      asker.user = &users[i];
+      asker.begin = start + users[i].begin;
+      asker.end = start + std::min(users[i].end, options.length);
+      asker.next_due = asker.begin;
+      if (users[i].rate > 0) asker.next_due += gap_before(users[i], 0);
+    }
+  }
+
+  std::vector<LoadReport> run() {
+    {
+      const std::jthread sender([this] { send_what_is_due(); });
+      void* tag = nullptr;
+      bool fine = false;
+      while (queue_.Next(&tag, &fine)) guarded([&] { take(*static_cast<Caller*>(tag)); });
+    }
+    if (error_) std::rethrow_exception(error_);
+    std::vector<LoadReport> reports;
+    for (auto& asker : askers_) {
+      if (!asker.waiting.empty()) asker.report.others[kLate] += asker.waiting.size();
+      std::ranges::sort(asker.report.latencies);
+      reports.push_back(std::move(asker.report));
+    }
+    return reports;
+  }
+
+ private:
+  // What a user's functions throw ends the load; the calls on their way come back first.
+  template <typename Do>
+  void guarded(const Do& what) {
+    const MutexLock lock(mutex_);
+    try {
+      what();
+    } catch (...) {
+      if (!error_) error_ = std::current_exception();
+      all_sent_ = true;
+    }
+    if (all_sent_ && busy() == 0 && !std::exchange(shut_, true)) queue_.Shutdown();
+  }
+
+  size_t busy() const {
+    size_t sum = 0;
+    for (const auto& asker : askers_) sum += asker.busy;
+    return sum;
+  }
+
+  bool has_more(const Asker& asker, Time time) const {
+    const Time next = asker.user->rate > 0 ? asker.next_due : std::max(time, asker.begin);
+    return !error_ && asker.next < asker.user->count && next < asker.end;
+  }
+
+  // Those who are due by now, each as soon as a connection is free.
+  void ask(Asker& asker, Time time) {
+    const auto& user = *asker.user;
+    while (has_more(asker, time) && asker.next_due <= time &&
+           (user.rate > 0 || asker.busy + asker.waiting.size() < size_t(user.connections))) {
+      asker.waiting.push_back({asker.next++, user.rate > 0 ? asker.next_due : time});
+      if (user.rate > 0) asker.next_due += gap_before(user, asker.next);
+    }
+    while (!asker.waiting.empty() && asker.busy < size_t(user.connections) && time < last_ &&
+           !error_)
+      send(asker);
+  }
+
+  void send(Asker& asker) {
+    if (asker.idle.empty()) {
+      auto& fresh = asker.callers.emplace_back();
+      fresh.asker = &asker;
+      fresh.stub = std::make_unique<grpc::GenericStub>(open(options_.to));
+      asker.idle.push_back(&fresh);
+    }
+    auto& caller = *asker.idle.back();
+    caller.asked = asker.waiting.front();
+    caller.request.headers.clear();
+    asker.user->make(caller.asked.number, caller.request);
+    asker.idle.pop_back();
+    asker.waiting.pop_front();
+    caller.context = std::make_unique<grpc::ClientContext>();
+    caller.context->set_deadline(in(std::min(options_.patience, last_ - now())));
+    add_metadata(*caller.context, caller.request.headers);
+    const grpc::Slice slice(caller.request.body);
+    caller.reader = caller.stub->PrepareUnaryCall(caller.context.get(), kInfer,
+                                                  grpc::ByteBuffer(&slice, 1), &queue_);
+    ++asker.busy;
+    caller.reader->StartCall();
+    caller.reader->Finish(&caller.answer, &caller.status, &caller);
+  }
+
+  void take(Caller& caller) {
+    auto& asker = *caller.asker;
+    --asker.busy;
+    asker.idle.push_back(&caller);
+    const std::string body = caller.status.ok() ? text_of(caller.answer) : "";
+    const LoadAnswer answer{.status = caller.status.ok() ? 200 : 1000 + caller.status.error_code(),
+                            .body = body,
+                            .due = caller.asked.due,
+                            .done = now()};
+    const auto& check = asker.user->check;
+    if (check && !check(caller.asked.number, answer)) ++asker.report.wrong;
+    asker.report.count(answer, caller.request.rows, counted_from_);
+    ask(asker, answer.done);
+  }
+
+  // Closed loops go on by themselves once they have begun, open ones as long as some are due.
+  void send_what_is_due() {
+    ::prctl(PR_SET_TIMERSLACK, 1);
+    for (bool more = true; more;) {
+      const Time time = now();
+      Time wake = time + kLook;
+      guarded([&] {
+        more = false;
+        for (auto& asker : askers_) {
+          ask(asker, time);
+          const bool comes = has_more(asker, time) && asker.next_due > time;
+          if (comes) wake = std::min(wake, asker.next_due);
+          more |= comes || !asker.waiting.empty();
+        }
+        more = more && time < last_ && !error_;
+        all_sent_ = !more;
+      });
+      if (more) std::this_thread::sleep_until(wake);
+    }
+  }
+
+  const LoadOptions& options_;
+  Time counted_from_ = {}, last_ = {};
+  Mutex mutex_;
+  std::vector<Asker> askers_;
+  bool all_sent_ = false, shut_ = false;
+  std::exception_ptr error_ = {};
+  grpc::CompletionQueue queue_;
+};
 
 }  // namespace
 
@@ -98,59 +262,10 @@ bool grpc_values(std::string_view answer, std::span<float> values) {
 
 std::vector<LoadReport> run_grpc_load(const LoadOptions& options,
                                       const std::vector<LoadUser>& users) {
-  const Time start = now(), end = start + options.length, from = start + options.warm_up;
-  std::vector<LoadReport> reports(users.size());
-  std::vector<uint64_t> next(users.size(), 0);
-  std::deque<Caller> callers;
-  grpc::CompletionQueue queue;
-  size_t busy = 0;
-  const auto ask = [&](Caller& caller) {
-    auto& count = next[caller.number_of_user];
-    if (now() >= end || count >= caller.user->count) return;
-    caller.number = count++;
-    caller.due = now();
-    caller.request.headers.clear();
-    caller.user->make(caller.number, caller.request);
-    caller.context = std::make_unique<grpc::ClientContext>();
-    caller.context->set_deadline(in(options.patience));
-    add_metadata(*caller.context, caller.request.headers);
-    const grpc::Slice slice(caller.request.body);
-    caller.reader = caller.stub->PrepareUnaryCall(caller.context.get(), kInfer,
-                                                  grpc::ByteBuffer(&slice, 1), &queue);
-    caller.reader->StartCall();
-    caller.reader->Finish(&caller.answer, &caller.status, &caller);
-    ++busy;
-  };
-  for (size_t i = 0; i < users.size(); ++i) {
-    if (users[i].rate > 0 || !users[i].make)
-      fail(Kind::Usage, "a load over gRPC is a closed loop of requests that are made");
-    for (int k = 0; k < users[i].connections; ++k) {
-      auto& caller = callers.emplace_back();
-      caller.user = &users[i];
-      caller.number_of_user = i;
-      caller.stub = std::make_unique<grpc::GenericStub>(open(options.to));
-      ask(caller);
-    }
-  }
-  void* tag = nullptr;
-  bool fine = false;
-  while (busy > 0 && queue.Next(&tag, &fine)) {  // every call has a deadline
-    auto& caller = *static_cast<Caller*>(tag);
-    --busy;
-    auto& report = reports[caller.number_of_user];
-    const std::string body = caller.status.ok() ? text_of(caller.answer) : "";
-    const LoadAnswer answer{.status = caller.status.ok() ? 200 : 1000 + caller.status.error_code(),
-                            .body = body,
-                            .due = caller.due,
-                            .done = now()};
-    if (caller.user->check && !caller.user->check(caller.number, answer)) ++report.wrong;
-    report.count(answer, caller.request.rows, from);
-    ask(caller);
-  }
-  queue.Shutdown();
-  while (queue.Next(&tag, &fine)) continue;
-  for (auto& report : reports) std::ranges::sort(report.latencies);
-  return reports;
+  for (const auto& user : users)
+    if (!user.make || user.connections < 1)
+      fail(Kind::Usage, "a user of a load makes requests, over 1 connection or more");
+  return Driver(options, users).run();
 }
 
 uint64_t run_grpc_stream(const net::Address& to, uint64_t count, uint64_t most, Duration patience,

@@ -287,6 +287,15 @@ Caller identify(const Service& service, const grpc::CallbackServerContext& conte
   return service.identify(key, find_metadata(context, kTenantHeader));
 }
 
+void log_refused(Service& service, const grpc::CallbackServerContext& context,
+                 const Outcome& outcome, const InferMessage& message) {
+  RefusedRequest request{.model = message.model_name(),
+                         .id = message.id(),
+                         .traceparent = std::string(find_metadata(context, "traceparent"))};
+  attempt([&] { request.tenant = identify(service, context).name; });
+  service.log_refused(outcome, request, "grpc");
+}
+
 Request to_request(const std::shared_ptr<const InferMessage>& message, const Service& service,
                    const grpc::CallbackServerContext& context) {
   Request request{.model = message->model_name(),

@@ -22,6 +22,10 @@ grpc::Status to_status(const Outcome& outcome, grpc::CallbackServerContext& cont
 std::string_view find_metadata(const grpc::CallbackServerContext& context, const char* name);
 Caller identify(const Service& service, const grpc::CallbackServerContext& context);
 
+// A line in the access log, with the tenant where it is known.
+void log_refused(Service& service, const grpc::CallbackServerContext& context,
+                 const Outcome& outcome, const InferMessage& message);
+
 // The request points into the message and holds it. With the input "text_input", to a model of
 // words, it is a prompt. Throws Refused.
 Request to_request(const std::shared_ptr<const InferMessage>& message, const Service& service,

@@ -21,6 +21,7 @@ StreamCall::StreamCall(Service& service, grpc::CallbackServerContext& context, s
 void StreamCall::start() {
   auto outcome = attempt([&] { caller_ = identify(service_, context_); });
   if (!outcome.ok()) {
+    log_refused(service_, context_, outcome, {});
     const MutexLock lock(mutex_);
     end_ = std::move(outcome);
     at_once_ = true;
@@ -113,7 +114,7 @@ void StreamCall::take(const std::shared_ptr<const InferMessage>& message) {
         std::move(request), caller_, "grpc",
         [self, number](Answer answer) { self->answer(number, std::move(answer)); }, on_text);
   });
-  if (!refused.ok()) service_.log_refused(refused, message->model_name(), message->id(), "grpc");
+  if (!refused.ok()) log_refused(service_, context_, refused, *message);
   const MutexLock lock(mutex_);
   const auto pending = pending_.find(number);
   if (pending == pending_.end()) return;  // it has been answered

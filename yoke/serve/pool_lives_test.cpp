@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+// Workers that die, fail or lie, and what becomes of their requests.
+#include <unistd.h>
+
+#include "yoke/serve/channel.h"
+#include "yoke/serve/control.h"
+#include "yoke/serve/pool_test.h"
+
+namespace yoke::serve {
+namespace {
+
+TEST(PoolLivesMultiproc, DoesNotTryAgainWhatAnImpureModelHadBegun) {
+  Bench bench("stand-in:pure=0", "cpu:1", 1, true);
+  Answers answers;
+  bench.pool.submit(row_of(-2), 0, answers.next());
+  bench.pool.submit(row_of(5), 0, answers.next());
+  const auto& all = answers.wait();
+  EXPECT_EQ(all[0][0].outcome.status, Status::Internal);
+  EXPECT_EQ(all[0][0].outcome.text,
+            "the worker that computed it ended; it was not tried again, as model 'm' may write its "
+            "own state or mix rows");
+  EXPECT_TRUE(all[1][0].outcome.ok()) << "it had not begun this one";
+  EXPECT_EQ(bench.pool.view().replicas[0].restarts, 1);
+}
+
+// Not a test of its own: a worker that gives the rows of its first batch to another owner.
+TEST(PoolWorker, MistakesTheOwnersOfRows) {
+  if (!std::getenv("YOKE_TEST_WORKER")) GTEST_SKIP() << "no parent";
+  const net::Descriptor line(3);
+  auto hello = receive_message(line.get(), kSoon);
+  const Channel channel(std::move(hello->files.at(0)));
+  send_message(line.get(), "ready " + to_json(open_stand_in(parse_spec(hello->text))->facts()));
+  const Slab& slab = channel.slab(0);
+  auto& header = *slab.header;
+  wait_until([&] { return SlabState::of(header.state.load()).phase == Phase::Open; });
+  const uint32_t rows = SlabState::of(header.state.load()).rows;
+  std::copy_n(slab.owners, rows, slab.owners_back);
+  ++slab.owners_back[rows - 1];
+  header.outputs[0] = header.inputs[0];
+  header.outputs[0].bytes *= rows;
+  header.num_outputs = 1;
+  header.state.store(SlabState{Phase::Done, rows}.word());
+  const uint64_t one = 1;
+  EXPECT_EQ(::write(hello->files.at(1).get(), &one, sizeof(one)), ssize_t(sizeof(one)));
+  receive_message(line.get(), kSoon);  // until the parent is gone
+}
+
+TEST(PoolLivesMultiproc, GivesNobodyRowsThatCameBackWithAnotherOwner) {
+  auto options = Bench::options(true);
+  options.workers.command[1] = "--gtest_filter=PoolWorker.MistakesTheOwnersOfRows";
+  std::atomic<int> lines = 0;
+  Bench bench(options, {.name = "m", .path = "stand-in:", .devices = "cpu:1", .batch = 2}, {},
+              {.sink = [&](std::string_view line) {
+                lines += line.find("a row came back with another owner") != line.npos;
+              }});
+  Answers answers;
+  bench.pool.submit(request_of({{1}, {2}}), 0, answers.next());
+  const auto& all = answers.wait();
+  EXPECT_EQ(all[0][0].outcome.status, Status::Internal);
+  EXPECT_EQ(all[0][0].outcome.text, "its rows came back in disorder");
+  EXPECT_TRUE(all[0][0].outputs.empty());
+  EXPECT_EQ(lines, 1);  // it is told before the answer goes out
+}
+
+TEST(PoolLives, WaitsLongerEachTimeForAWorkerThatEndsAtItsStart) {
+  Mutex mutex;
+  std::vector<Time> starts;
+  std::atomic<bool> ended = false, was_ready = false;
+  std::atomic<Bench*> asked = nullptr;
+  Runner* first = nullptr;
+  auto options = watched([&](const ReplicaSpec&, const std::vector<float>&) {
+    if (!ended.exchange(true)) throw Fatal{"its device is lost"};
+  });
+  options.workers.open = [&, open = options.workers.open](const ReplicaSpec& spec) {
+    const MutexLock lock(mutex);
+    starts.push_back(SteadyClock().now());
+    if (ended && asked.load()->pool.ready()) was_ready = true;
+    if (starts.size() == 2 || starts.size() == 3) fail(Kind::Device, "there is no device");
+    auto opened = open(spec);
+    if (starts.size() == 1) first = opened.get();
+    return opened;
+  };
+  Bench bench(options, {.name = "m", .path = "stand-in:", .devices = "cpu:1", .batch = 1});
+  asked = &bench;
+  EXPECT_TRUE(bench.pool.ready());
+  Answers answers;
+  bench.pool.submit(row_of(1), 0, answers.next());
+  EXPECT_EQ(answers.count(Status::Ok), 1u);
+  EXPECT_TRUE(bench.pool.ready());
+  EXPECT_FALSE(was_ready) << "while it had no worker";
+  const MutexLock lock(mutex);
+  ASSERT_EQ(starts.size(), 4u);
+  EXPECT_GE(starts[2] - starts[1], milliseconds(400));
+  EXPECT_GE(starts[3] - starts[2], milliseconds(800));
+  EXPECT_EQ(bench.pool.view().replicas[0].restarts, 3);
+  delete first;  // its worker has left it as it was, since the error was fatal
+}
+
+TEST(PoolLives, ReplacesAWorkerThatFailsAgainAndAgainAsOthersDoNot) {
+  Gate gate;
+  std::atomic<int> lives = 0;  // of the first replica
+  auto options = watched([&](const ReplicaSpec& spec, const std::vector<float>& rows) {
+    gate.pass(rows);
+    if (spec.number == 0 && lives == 1) fail(Kind::Device, "its memory is broken");
+  });
+  options.workers.open = [&, open = options.workers.open](const ReplicaSpec& spec) {
+    lives += spec.number == 0;
+    return open(spec);
+  };
+  Bench bench(options, {.name = "m", .path = "stand-in:", .devices = "cpu:2", .batch = 1},
+              {{.name = "a"}, {.name = "b"}});
+  Answers answers;
+  const auto ask = [&](int i, float value) {
+    bench.pool.submit(row_of(value), bench.pool.tenant(i % 2 ? "a" : "b"), answers.next());
+  };
+  for (int i = 0; i < 2; ++i) ask(i, kHeld);  // so that each has one
+  wait_until([&] { return gate.num_held() == 2; });
+  gate.open();
+  EXPECT_EQ(answers.count(Status::Ok), 1u);
+  for (int i = 0; i < 7; ++i) ask(i, 1), answers.wait();  // to the first replica, which is idle
+  EXPECT_EQ(answers.count(Status::Internal), 8u);
+  wait_until([&] {
+    const auto first = bench.pool.view().replicas[0];
+    return first.restarts == 1 && first.state == "ready";
+  });
+  for (int i = 0; i < 8; ++i) ask(i, 1), answers.wait();
+  EXPECT_EQ(answers.count(Status::Internal), 8u);
+  EXPECT_EQ(bench.pool.view().replicas[1].restarts, 0);
+}
+
+}  // namespace
+}  // namespace yoke::serve

@@ -5,7 +5,7 @@
 . "$(dirname "${BASH_SOURCE[0]}")/expect.sh"
 
 dev=$YOKE_SOURCE/dev
-verbs='setup build run test check bench format tidy install package'
+verbs='setup build run test check bench fuzz format tidy install package'
 expect 0 '^usage: ./dev VERB' "$dev"
 for verb in $verbs; do
   expect 0 "^  $verb +[A-Z]" "$dev" --help
@@ -14,6 +14,7 @@ done
 expect 2 "no verb 'fly'; there are: $verbs" "$dev" fly
 expect 2 '^usage: ./dev install PREFIX' "$dev" install
 expect 2 '^usage: ./dev check' "$dev" check --fast
+expect 2 '^usage: ./dev fuzz' "$dev" fuzz long
 
 # From here on: a checkout of its own, and commands whose answers the test chooses.
 checkout=$scratch/checkout
@@ -65,6 +66,31 @@ grep -qE "$install" "$scratch/apt" || fail "apt-get was not called as root: $(ca
 stub id <<<'echo 1000'
 expect 0 'leaving packages alone' env YOKE_SKIP_PACKAGES=1 "$dev" setup
 : >"$scratch/missing"
+
+# The fuzzer: built and run by clang where that is there, and told where it is not.
+mkdir -p "$checkout/yoke/serve"
+if ! command -v clang++ >/dev/null; then expect 1 'fuzz wants clang\+\+.*install the packages clang' "$dev" fuzz 1; fi
+stub fuzzer <<STUB
+echo "fuzzer \$*"
+exit \$(cat $scratch/fuzz_code)
+STUB
+stub clang++ <<<"cp $scratch/bin/fuzzer \"\${*: -1}\""
+echo 0 >"$scratch/fuzz_code"
+expect 0 '^fuzzer -max_total_time=3 .*tests/corpus/rest' "$dev" fuzz 3
+echo 77 >"$scratch/fuzz_code"
+expect 77 '^fuzzer -max_total_time=60 ' "$dev" fuzz
+rm "$scratch/bin/clang++"
+
+# The last line of the first run is a command that works as it stands.
+stub first_yoke <<<'true'
+"$checkout/tools/first_run" "$scratch/bin/first_yoke" >"$scratch/first"
+stub cmake <<<'true'
+stub ninja <<<'true'
+mkdir -p "$checkout/build"
+printf '#!/bin/bash\necho "yoke $*"\n' >"$checkout/build/yoke"
+chmod +x "$checkout/build/yoke"
+(cd "$checkout" && expect 0 '^yoke serve runs/first$' bash -c "$(tail -1 "$scratch/first")")
+rm "$scratch/bin/cmake" "$scratch/bin/ninja"
 
 # LibTorch: a bad YOKE_TORCH, the remembered choice, and a fresh one by pip from the index that was asked for.
 expect 2 'YOKE_TORCH=/nowhere has no include/ATen/ATen.h' env YOKE_TORCH=/nowhere "$dev" setup

@@ -15,7 +15,7 @@ refused() { # WORDS COMMAND…
 }
 
 refused "--help" "$yoke"
-refused "did you mean demo? There are: train, generate, eval, data, serve, checkpoint, top, trace, demo, bench, schedule, doctor" "$yoke" dmo
+refused "did you mean demo? There are: train, generate, eval, data, serve, flow, checkpoint, top, trace, demo, bench, schedule, doctor" "$yoke" dmo
 refused "see yoke demo --help" "$yoke" demo --stepz 5
 refused "--timeout wants" "$yoke" demo --timeout nan
 refused "--seconds wants" "$yoke" bench comm --seconds nan

@@ -28,18 +28,6 @@ struct Options {
   bool json = false;
 };
 
-std::string number(double value) {
-  char text[32];
-  std::snprintf(text, sizeof text, value >= 1000 ? "%.0f" : value >= 10 ? "%.1f" : "%.3g", value);
-  return text;
-}
-
-std::string target_of(const Figure& figure) {
-  if (figure.least && figure.most) return number(*figure.least) + " to " + number(*figure.most);
-  if (figure.least) return ">= " + number(*figure.least);
-  return figure.most ? "<= " + number(*figure.most) : "";
-}
-
 // Thousands of connections at once are more than the usual bound on files.
 void raise_file_limit() {
   rlimit limit{};
@@ -51,70 +39,22 @@ void raise_file_limit() {
 void run(const Options& options) {
   if (!options.echo.empty())
     return run_echo(options.echo, options.echo_bytes, options.echo_threads);
-  const std::vector<std::pair<std::string, void (*)(BenchServe&)>> all{
-      {"null", bench_null},   {"resnet", bench_resnet}, {"replicas", bench_replicas},
-      {"fair", bench_fair},   {"order", bench_order},   {"isolation", bench_isolation},
-      {"drain", bench_drain},
-  };
-  std::vector<std::string> known{"all"}, what = options.what;
-  for (const auto& [name, function] : all) known.push_back(name);
-  if (what.empty()) what = {"all"};
-  for (const auto& word : what) words("WHAT", word, known);
-  if (!(options.seconds >= 1 && options.seconds <= 600))
-    fail(Kind::Usage, "--seconds wants 1 to 600, got ", options.seconds);
-  BenchServe bench{.seconds = options.seconds, .json = options.json};
+  BenchTable table{.seconds = options.seconds, .json = options.json};
   if (!options.peers.empty())
-    bench.peers = words("--peers", options.peers, {"litserve", "pytriton", "triton"});
+    table.peers = words("--peers", options.peers, {"litserve", "pytriton", "triton"});
   raise_file_limit();
-  if (!options.json) {
-    const auto host = read_visible_host(read_environment());
-    std::printf("On %s, %d CPUs:\n\n", host.name.c_str(), host.num_usable_cpus);
-    std::printf(
-        "| %-9s | %-48s | %12s | %-12s | %-6s | %s |\n|%s|\n", "bench", "what", "got", "target",
-        "passed", "more",
-        "-----------|--------------------------------------------------|-------------:|--------"
-        "------|--------|---");
-  }
-  for (const auto& [name, function] : all)
-    if (std::ranges::count(what, name) > 0 || std::ranges::count(what, "all") > 0) {
-      std::fprintf(stderr, "bench: %s\n", name.c_str());
-      function(bench);
-    }
-  if (bench.wrong > 0) fail(Kind::Internal, bench.wrong, " answers were wrong; wanted none");
+  run_benches(table,
+              {{"null", bench_null},
+               {"resnet", bench_resnet},
+               {"replicas", bench_replicas},
+               {"fair", bench_fair},
+               {"order", bench_order},
+               {"isolation", bench_isolation},
+               {"drain", bench_drain}},
+              options.what);
 }
 
 }  // namespace
-
-void BenchServe::report(const Figure& figure) {
-  const std::string target = target_of(figure);
-  if (json) {
-    observe::JsonObject line{
-        {"bench", figure.bench}, {"what", figure.what}, {"got", figure.got}, {"unit", figure.unit}};
-    if (figure.least) line.add("least", *figure.least);
-    if (figure.most) line.add("most", *figure.most);
-    if (!target.empty()) line.add("passed", figure.passed());
-    for (const auto& [name, value] : figure.more) line.add(name, value);
-    observe::JsonLines(std::cout).write(line);
-    return;
-  }
-  std::vector<std::string> more;
-  for (const auto& [name, value] : figure.more) more.push_back(name + " " + number(value));
-  std::printf(
-      "| %-9s | %-48s | %12s | %-12s | %-6s | %s |\n", figure.bench.c_str(), figure.what.c_str(),
-      (number(figure.got) + (figure.unit.empty() ? "" : " " + figure.unit)).c_str(), target.c_str(),
-      target.empty()    ? ""
-      : figure.passed() ? "yes"
-                        : "MISSED",
-      join(more, ", ").c_str());
-  std::fflush(stdout);
-}
-
-void BenchServe::skip(const std::string& name, const std::string& what,
-                      const std::string& why) const {
-  std::fprintf(stderr, "bench: %s: %s is left out: %s\n", name.c_str(), what.c_str(), why.c_str());
-  if (json)
-    observe::JsonLines(std::cout).write({{"bench", name}, {"what", what}, {"skipped", why}});
-}
 
 serve::LoadUser user_of(const Doubling& doubling) {
   struct State {
@@ -153,7 +93,10 @@ serve::LoadUser user_of(const Doubling& doubling) {
 }
 
 void add_bench_serve(CLI::App& app) {
-  auto* verb = app.add_subcommand("serve", "yoke serve under load, next to other servers");
+  auto* verb = app.add_subcommand("serve",
+                                  "yoke serve under load, next to other servers; exits with 1 "
+                                  "where an answer was wrong or missing or a target was "
+                                  "missed");
   auto options = std::make_shared<Options>();
   verb->add_option("WHAT", options->what,
                    "null (a model that does nothing), resnet, replicas (how they add up), fair "

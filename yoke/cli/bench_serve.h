@@ -4,13 +4,10 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
-#include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include "yoke/base/clock.h"
+#include "yoke/cli/bench_table.h"
 #include "yoke/serve/load_wire.h"
 
 namespace CLI {
@@ -18,25 +15,6 @@ class App;
 }
 
 namespace yoke::cli {
-
-struct Figure {
-  std::string bench = {}, what = {}, unit = {};
-  double got = 0;
-  std::optional<double> least = {}, most = {};  // the target
-  std::vector<std::pair<std::string, double>> more = {};
-  bool passed() const { return (!least || got >= *least) && (!most || got <= *most); }
-};
-
-struct BenchServe {
-  std::vector<std::string> peers = {};
-  double seconds = 10;  // of a measurement
-  bool json = false;
-  uint64_t wrong = 0;  // answers, of all
-
-  Duration length() const { return Duration(int64_t(seconds * 1e9)); }
-  void report(const Figure& figure);
-  void skip(const std::string& bench, const std::string& what, const std::string& why) const;
-};
 
 // A user who asks a model that gives twice what it gets, and looks at every value of every answer.
 struct Doubling {
@@ -50,13 +28,13 @@ struct Doubling {
 };
 serve::LoadUser user_of(const Doubling& doubling);
 
-void bench_null(BenchServe& bench);
-void bench_resnet(BenchServe& bench);
-void bench_replicas(BenchServe& bench);
-void bench_fair(BenchServe& bench);
-void bench_order(BenchServe& bench);
-void bench_isolation(BenchServe& bench);
-void bench_drain(BenchServe& bench);
+void bench_null(BenchTable& bench);
+void bench_resnet(BenchTable& bench);
+void bench_replicas(BenchTable& bench);
+void bench_fair(BenchTable& bench);
+void bench_order(BenchTable& bench);
+void bench_isolation(BenchTable& bench);
+void bench_drain(BenchTable& bench);
 
 // Answers every request with so many bytes, until SIGTERM; its address is in the file.
 void run_echo(const std::string& port_file, size_t bytes, int num_threads);

@@ -44,7 +44,7 @@ serve::LoadUser offer(const std::string& name, double part) {
   return user;
 }
 
-void count_wrong(BenchServe& bench, const std::vector<serve::LoadReport>& reports) {
+void count_wrong(BenchTable& bench, const std::vector<serve::LoadReport>& reports) {
   for (const auto& report : reports) bench.wrong += report.wrong;
 }
 
@@ -55,7 +55,7 @@ struct Sample {
 };
 
 // The load, and what each tenant has used by the ends of windows; the first is left out.
-std::vector<Sample> run_sampled(BenchServe& bench, YokeServer& server,
+std::vector<Sample> run_sampled(BenchTable& bench, YokeServer& server,
                                 const std::vector<serve::LoadUser>& users, Duration window,
                                 int windows, std::vector<serve::LoadReport>* reports = nullptr) {
   std::vector<Sample> samples;
@@ -95,7 +95,7 @@ double part(const Sample& from, const Sample& to, const std::string& name) {
 }
 
 // A guaranteed tenant beside a flood: nothing is lost, and it takes little longer than alone.
-void bench_guarantee(BenchServe& bench) {
+void bench_guarantee(BenchTable& bench) {
   YokeServer server(models() + three_tenants());
   const std::vector<std::string> guaranteed{"a", "b"};
   std::vector<double> solo;
@@ -130,7 +130,7 @@ void bench_guarantee(BenchServe& bench) {
                 .more = {{"refused", double(reports[2].failed())}}});
 }
 
-void bench_floods(BenchServe& bench, const std::string& what, const std::string& model_of_c) {
+void bench_floods(BenchTable& bench, const std::string& what, const std::string& model_of_c) {
   YokeServer server(models() + three_tenants());
   const int windows = std::max(2, int(bench.seconds / 5));
   std::vector<serve::LoadReport> reports;
@@ -160,7 +160,7 @@ void bench_floods(BenchServe& bench, const std::string& what, const std::string&
 
 // A tenant comes back to what others had borrowed, again and again; its guarantee is half of the
 // devices. What is staged then is begun first, and two more at most.
-void bench_return(BenchServe& bench) {
+void bench_return(BenchTable& bench) {
   constexpr int kTimes = 5;
   YokeServer server(models() + three_tenants());
   std::vector<serve::LoadUser> users{flood("b"), flood("c")};
@@ -195,7 +195,7 @@ void bench_return(BenchServe& bench) {
                 .more = {{"times", kTimes}}});
 }
 
-void bench_limits(BenchServe& bench) {
+void bench_limits(BenchTable& bench) {
   const auto measure = [&](const std::string& tenants, const std::string& who) {
     YokeServer server(models() + tenants);
     const auto samples =
@@ -215,7 +215,7 @@ void bench_limits(BenchServe& bench) {
 }
 
 // What others do fails at least one of (a) and (b), else those would show nothing.
-void bench_control(BenchServe& bench, const std::string& policy) {
+void bench_control(BenchTable& bench, const std::string& policy) {
   YokeServer server(models() + three_tenants(), cat("policy = \"", policy, "\"\n"));
   std::vector<serve::LoadReport> beside;
   run_sampled(bench, server, {offer("a", 0.25), offer("b", 0.25), offer("c", 1)}, kWindow, 1,
@@ -234,7 +234,7 @@ void bench_control(BenchServe& bench, const std::string& policy) {
 
 }  // namespace
 
-void bench_fair(BenchServe& bench) {
+void bench_fair(BenchTable& bench) {
   bench_guarantee(bench);
   bench_floods(bench, "(b) all flood", "m");
   bench_floods(bench, "(c) c's rows cost 4x", "dear");

@@ -30,7 +30,7 @@ uint64_t count_of(const serve::LoadReport& report, std::initializer_list<int> st
 
 // One stream over replicas of random speed. Some questions fail, some have no time, and others of
 // the same stream are left by their clients.
-void bench_order(BenchServe& bench) {
+void bench_order(BenchTable& bench) {
   constexpr uint64_t kCount = 10'000;
   if (!serve::has_grpc_load())
     return bench.skip("order", "a stream", "this build has no gRPC, whose streams have an order");
@@ -53,9 +53,9 @@ void bench_order(BenchServe& bench) {
       came = serve::run_grpc_stream(
           server->address("grpc"), kCount, 64, 60s,
           [&](uint64_t number, serve::Question& question) {
-            question.model = "m";
+            question.model = std::string("m");
             question.id = std::to_string(number);
-            question.stream = "order";
+            question.stream = std::string("order");
             serve::fill(question, number, {1, 4});
             if (fails(number)) question.values[0] = -1;
             question.timeout_us = rng.below(kCount + number, 20) == 0 ? 10'000 : 0;
@@ -88,7 +88,7 @@ void bench_order(BenchServe& bench) {
 }
 
 // Rows that only their tenant knows, in batches of all, while workers die.
-void bench_isolation(BenchServe& bench) {
+void bench_isolation(BenchTable& bench) {
   constexpr uint64_t kRows = 1'000'000;
   constexpr int64_t kMostRows = 16;
   std::string config = stand_in_model("m", "ms=1", 4, 32);
@@ -135,7 +135,7 @@ void bench_isolation(BenchServe& bench) {
                 .more = {{"other_failures", double(all.failed())}, {"seconds", all.seconds}}});
 }
 
-void bench_drain(BenchServe& bench) {
+void bench_drain(BenchTable& bench) {
   YokeServer server(stand_in_model("m", "ms=20", 4, 2));
   auto user = user_of({});
   user.connections = 64;

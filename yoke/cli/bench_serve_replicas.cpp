@@ -5,11 +5,12 @@
 #include "yoke/base/error.h"
 #include "yoke/cli/bench_serve.h"
 #include "yoke/cli/bench_server.h"
+#include "yoke/serve/grpc_load.h"
 
 namespace yoke::cli {
 namespace {
 
-double throughput(BenchServe& bench, const std::string& how, int replicas,
+double throughput(BenchTable& bench, const std::string& how, int replicas,
                   const std::string& stream = {}) {
   YokeServer server(stand_in_model("m", how, replicas));
   auto user = user_of({.stream = stream});
@@ -39,11 +40,11 @@ serve::LoadReport ideal_queue(std::vector<Job> jobs, int servers) {
 }
 
 // Every request brings its own service time, so that the ideal queue has the same work to do.
-void bench_open_loop(BenchServe& bench) {
+void bench_open_loop(BenchTable& bench, bool grpc) {
   constexpr int kReplicas = 8;
   constexpr double kMs = 10, kValueMs = 0.02, kMeanMs = kMs + kValueMs * 512;
   YokeServer server(stand_in_model("m", cat("ms=", kMs, ",value_ms=", kValueMs), kReplicas));
-  auto user = user_of({});
+  auto user = user_of({.grpc = grpc});
   user.rate = 0.9 * kReplicas / (kMeanMs / 1e3);
   user.connections = 1000;
   std::vector<Job> jobs;
@@ -55,12 +56,13 @@ void bench_open_loop(BenchServe& bench) {
     return check(number, answer);
   };
   const auto length = std::max<Duration>(bench.length(), std::chrono::seconds(20));
-  const auto report =
-      serve::run_load({.to = server->http(), .warm_up = {}, .length = length}, {user})[0];
+  const serve::LoadOptions options{
+      .to = server->address(grpc ? "grpc" : "http"), .warm_up = {}, .length = length};
+  const auto report = (grpc ? serve::run_grpc_load : serve::run_load)(options, {user})[0];
   bench.wrong += report.wrong + report.failed();
   const auto ideal = ideal_queue(jobs, kReplicas);
   bench.report({.bench = "replicas",
-                .what = "p99 of 8 at 90 % load, of an ideal queue's",
+                .what = cat("p99 of 8 at 90 % load, of an ideal queue's", grpc ? ", gRPC" : ""),
                 .unit = "x",
                 .got = report.percentile_ms(0.99) / ideal.percentile_ms(0.99),
                 .most = 1.15,
@@ -73,7 +75,7 @@ void bench_open_loop(BenchServe& bench) {
 
 }  // namespace
 
-void bench_replicas(BenchServe& bench) {
+void bench_replicas(BenchTable& bench) {
   const std::string how = "ms=10";
   const double one = throughput(bench, how, 1), two = throughput(bench, how, 2);
   bench.report({.bench = "replicas",
@@ -89,7 +91,11 @@ void bench_replicas(BenchServe& bench) {
                 .got = stream / one,
                 .least = 3.8,
                 .more = {{"per_s", stream}}});
-  bench_open_loop(bench);
+  bench_open_loop(bench, false);
+  if (serve::has_grpc_load())
+    bench_open_loop(bench, true);
+  else
+    bench.skip("replicas", "90 % load over gRPC", "this build has no gRPC");
   try {
     const double slowed = throughput(bench, how + ",first_times=2", 4);
     bench.report({.bench = "replicas",

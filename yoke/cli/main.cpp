@@ -19,6 +19,7 @@
 #include "yoke/cli/doctor.h"
 #include "yoke/cli/environment.h"
 #include "yoke/cli/flight_watch.h"
+#include "yoke/cli/flow.h"
 #include "yoke/cli/generate.h"
 #include "yoke/cli/schedule.h"
 #include "yoke/cli/serve.h"
@@ -69,6 +70,7 @@ int main(int argc, char** argv) {
   yoke::cli::add_eval(app);
   yoke::cli::add_data(app);
   yoke::cli::add_serve(app);
+  yoke::cli::add_flow(app);
   yoke::cli::add_checkpoint(app);
   yoke::cli::add_top(app);
   yoke::cli::add_trace(app);

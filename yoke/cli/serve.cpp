@@ -17,8 +17,11 @@
 #include "yoke/base/text.h"
 #include "yoke/cli/environment.h"
 #include "yoke/cli/serve_usage.h"
+#include "yoke/cli/unpacked.h"
+#include "yoke/flow/config.h"
 #include "yoke/net/http.h"
 #include "yoke/observe/json_lines.h"
+#include "yoke/runner/flow_model.h"
 #include "yoke/runner/open_runner.h"
 #include "yoke/serve/grpc_front.h"
 #include "yoke/serve/http_front.h"
@@ -58,6 +61,8 @@ serve::Config read_config(const Options& options) {
     (is_key ? overrides : paths).push_back(word);
   }
   serve::Config config;
+  for (auto& path : paths)  // a flow is a model, and its file not a server's config
+    if (fs::path(path).filename() == "flow.toml") path = fs::absolute(path).parent_path().string();
   const bool has_file = paths.size() == 1 && paths[0].ends_with(".toml");
   if (has_file)
     config = serve::parse_config(read_file(paths[0]), paths[0], overrides);
@@ -90,8 +95,19 @@ serve::Config read_config(const Options& options) {
   return config;
 }
 
+uint64_t bytes_of_flow(fs::path folder) {
+  std::error_code ignored;
+  uint64_t sum = 0;
+  if (!fs::is_directory(folder, ignored)) folder = folder.parent_path();
+  for (const auto& entry : fs::recursive_directory_iterator(folder, ignored))
+    for (const auto* ending : {".pt", ".pt2", ".safetensors"})
+      if (entry.path().extension() == ending) sum += entry.file_size(ignored);
+  return sum;
+}
+
 uint64_t bytes_of(const std::string& path) {
   std::error_code ignored;
+  if (flow::is_flow(path)) return bytes_of_flow(path);
   if (!fs::is_directory(path, ignored)) {
     const auto size = fs::file_size(path, ignored);
     return ignored ? 0 : uint64_t(size);
@@ -104,14 +120,41 @@ uint64_t bytes_of(const std::string& path) {
   return largest;
 }
 
+// That it says itself: it has a part on each. None for all else.
+std::vector<topo::Device> devices_of_flow(const std::string& path, const topo::Host& host) {
+  if (!flow::is_flow(path)) return {};
+  const auto text = flow::read_config(path, {}, &host).flow.devices;
+  return text == "auto" ? std::vector<topo::Device>{} : topo::parse_devices(text, &host);
+}
+
+// A replica of a flow is the set of devices that it names: one, where nobody says how many.
+void settle_replicas(serve::ModelConfig& model, const topo::Host& host) {
+  const auto own = devices_of_flow(model.path, host);
+  if (own.empty()) return;
+  if (model.replicas == 0) model.replicas = 1;
+  std::vector<topo::Device> first;
+  for (int64_t i = 0; i < model.replicas; ++i) first.push_back(runner::replica_devices(own, i)[0]);
+  const std::string text = topo::to_text(first);
+  if (model.devices != serve::ModelConfig().devices && model.devices != text)
+    fail(Kind::Config, "model '", model.name, "' is a flow, which names its own devices (",
+         topo::to_text(own), "), got devices = ", model.devices,
+         "; change flow.devices, or make it auto");
+  model.devices = text;
+}
+
 // Files that are larger than what their devices have left are refused before anything is started.
-void check_memory(const serve::Config& config, const topo::Host& host) {
+void check_memory(const std::vector<serve::ModelConfig>& models, const topo::Host& host) {
   std::map<std::string, uint64_t> needed;
-  for (const auto& model : config.models) {
+  for (const auto& model : models) {
     const auto devices = topo::parse_devices(model.devices, &host);
     const size_t count = model.replicas > 0 ? size_t(model.replicas) : devices.size();
     const uint64_t bytes = bytes_of(model.path) / (model.precision == "fp32" ? 1 : 2);
-    for (size_t i = 0; i < count; ++i) needed[topo::to_text(devices[i % devices.size()])] += bytes;
+    const auto own = devices_of_flow(model.path, host);
+    for (size_t i = 0; i < count; ++i) {
+      if (own.empty()) needed[topo::to_text(devices[i % devices.size()])] += bytes;
+      for (const auto& device : runner::replica_devices(own, int64_t(i)))
+        needed[topo::to_text(device)] += bytes / own.size();
+    }
   }
   for (const auto& [name, bytes] : needed) {
     const auto device = topo::parse_devices(name, &host)[0];
@@ -136,45 +179,20 @@ std::string placement(const serve::PoolView& view) {
       "ready in");
   for (const auto& model : view.models)
     for (const auto& replica : view.replicas) {
-      if (replica.model != model.name || !model.facts) continue;
+      if (replica.model != model.name || replica.version != model.version || !model.facts) continue;
       const auto& facts = *model.facts;
       const std::string batch = facts.batch == 0 ? "whole" : std::to_string(facts.batch);
       char difference[32] = "-";
       if (facts.precision != "fp32")
         std::snprintf(difference, sizeof(difference), "%.2g", facts.difference);
-      row(model.name.c_str(), std::to_string(replica.number).c_str(), replica.device.c_str(),
+      const std::string name = model.version == "1" ? model.name : model.name + "/" + model.version;
+      row(name.c_str(), std::to_string(replica.number).c_str(), replica.device.c_str(),
           facts.platform.c_str(), facts.precision.c_str(), batch.c_str(),
           bytes_text(facts.bytes).c_str(), difference,
           duration_text(Duration(int64_t(facts.load_s * 1e9))).c_str());
     }
   return out.str();
 }
-
-// A folder for what workers unpack, named by this process; those of dead ones are removed.
-class Unpacked {
- public:
-  Unpacked() {
-    std::error_code ignored;
-    for (const auto& entry : fs::directory_iterator(fs::temp_directory_path(), ignored)) {
-      const std::string name = entry.path().filename().string();
-      const auto pid = name.starts_with("yoke-serve-") ? parse_int(split(name.substr(11), '-')[0])
-                                                       : std::nullopt;
-      if (pid && ::kill(pid_t(*pid), 0) != 0 && errno == ESRCH)
-        fs::remove_all(entry.path(), ignored);
-    }
-    std::string name = fs::temp_directory_path() / cat("yoke-serve-", ::getpid(), "-XXXXXX");
-    if (!::mkdtemp(name.data())) fail(Kind::Io, "cannot make a folder '", name, "'");
-    path_ = name;
-  }
-  ~Unpacked() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-  }
-  const fs::path& path() const { return path_; }
-
- private:
-  fs::path path_;
-};
 
 // Waits for one of the signals that end or change a server; 0 at the deadline.
 int wait_signal(Time deadline) {
@@ -195,6 +213,24 @@ void block_signals() {
   ::signal(SIGPIPE, SIG_IGN);
 }
 
+// They are of all tenants: from other hosts they want an admin's key, as Prometheus sends it.
+std::optional<net::HttpResponse> refuse_metrics(const serve::Service& service,
+                                                std::string_view authorization) {
+  constexpr std::string_view kBearer = "Bearer ";
+  if (authorization.starts_with(kBearer)) authorization.remove_prefix(kBearer.size());
+  try {
+    service.check_admin(service.identify(authorization, "", /*must_be_tenant=*/false), "/metrics");
+    return std::nullopt;
+  } catch (const serve::Refused& why) {
+    return net::HttpResponse{.status = serve::http_status(why.outcome.status),
+                             .body = why.outcome.text + "\n"};
+  }
+}
+
+std::unique_ptr<serve::Runner> open_model(const serve::ReplicaSpec& spec) {
+  return runner::open_runner(spec, [] { return read_visible_host(read_environment()); });
+}
+
 // The port file is there when the server is, whole.
 void write_port_file(const std::string& path, const std::string& text) {
   if (path.empty()) return;
@@ -209,21 +245,25 @@ int serve(const Options& options) {
     std::cout << serve::describe_keys();
     return 0;
   }
-  const auto config = read_config(options);
+  auto config = read_config(options);
   const auto host = read_visible_host(read_environment());
-  check_memory(config, host);
+  for (auto& model : config.models) settle_replicas(model, host);
+  check_memory(config.models, host);
   if (options.dry_run) {
     for (const auto& model : config.models) std::cout << serve::to_toml(model);
     return 0;
   }
   block_signals();
-  const Unpacked unpacked;
+  // Compiled packages unpack themselves below TMPDIR, and check their inputs only when told to.
+  Unpacked unpacked(/*watched=*/true);
+  ::setenv("AOTI_RUNTIME_CHECK_INPUTS", "1", 1);
   const observe::Log log({}, /*rank=*/-1);
   observe::Registry metrics;
   const auto& told = config.serve;
   const int cores = std::max(1, host.num_usable_cpus);
   const int threads = told.threads > 0 ? int(told.threads) : std::clamp(cores / 2, 1, 8);
   serve::PoolOptions pool{.slab_bytes = uint64_t(config.serve.slab_mb) << 20,
+                          .max_queue_bytes = uint64_t(config.serve.max_queue_mb) << 20,
                           .poison = config.serve.poison,
                           .policy = told.policy,
                           .trace = told.trace.empty() ? 0ul : 100'000ul,
@@ -232,12 +272,17 @@ int serve(const Options& options) {
                           .stuck_floor = Duration(int64_t(config.serve.stuck_s * 1e9)),
                           .host = &host};
   if (config.serve.workers == "threads")
-    pool.workers.open = runner::open_runner;
+    pool.workers.open = open_model;
   else
     pool.workers.command = {"/proc/self/exe", "serve-worker"};
-  // A compiled package checks its inputs only when told to, and unpacks itself where TMPDIR says.
-  pool.workers.environment = {"AOTI_RUNTIME_CHECK_INPUTS=1", "TMPDIR=" + unpacked.path().string()};
-  serve::Service service(config, pool, log, metrics, [options] { return read_config(options); });
+  serve::Service service(config, pool, log, metrics,
+                         {.reread = [options] { return read_config(options); },
+                          .prepare =
+                              [](serve::ModelConfig& model) {
+                                const auto now = read_visible_host(read_environment());
+                                settle_replicas(model, now);
+                                check_memory({model}, now);
+                              }});
   // Bound before the models are ready: who asks is told that they are not.
   serve::HttpFront http(
       service, {.address = told.http,
@@ -256,16 +301,18 @@ int serve(const Options& options) {
                               .max_body_bytes = told.max_body_mb << 20});
   std::optional<net::HttpServer> metrics_server;
   if (!told.metrics.empty())
-    metrics_server.emplace(net::Listener(net::parse_address(told.metrics)),
-                           std::map<std::string, net::HttpHandler>{
-                               {"/metrics", [&](const net::HttpRequest&) {
-                                  service.pool().view();  // brings the gauges up to date
-                                  std::ostringstream text;
-                                  metrics.write_prometheus(text);
-                                  return net::HttpResponse{
-                                      .content_type = observe::Registry::kContentType,
-                                      .body = text.str()};
-                                }}});
+    metrics_server.emplace(
+        net::Listener(net::parse_address(told.metrics)),
+        std::map<std::string, net::HttpHandler>{
+            {"/metrics", [&, open = serve::is_local(told.metrics)](const net::HttpRequest& asked) {
+               if (!open)
+                 if (auto refused = refuse_metrics(service, asked.authorization)) return *refused;
+               service.pool().view();  // brings the gauges up to date
+               std::ostringstream text;
+               metrics.write_prometheus(text);
+               return net::HttpResponse{.content_type = observe::Registry::kContentType,
+                                        .body = text.str()};
+             }}});
   const std::string metrics_address = metrics_server ? net::to_text(metrics_server->address()) : "";
   const Time late = SteadyClock().now() + Duration(int64_t(told.start_s * 1e9));
   while (!service.pool().all_loaded()) {
@@ -311,11 +358,15 @@ int serve(const Options& options) {
     return 0;
   };
   // At once means at once: workers end with this process.
-  if (const int again = second(at(told.grace_s), [] { return false; })) ::_exit(128 + again);
+  const auto end_at_once = [&](int signal) {
+    unpacked.remove();
+    ::_exit(128 + signal);
+  };
+  if (const int again = second(at(told.grace_s), [] { return false; })) end_at_once(again);
   service.pool().stop_accepting();
   const Time deadline = at(told.drain_s);
   if (const int again = second(deadline, [&] { return service.pool().drain({}); }))
-    ::_exit(128 + again);
+    end_at_once(again);
   const bool all = service.pool().drain({});
   http.shut_down(deadline);
   if (grpc) grpc->shut_down(deadline);
@@ -382,9 +433,10 @@ void make_key(const Options& options) {
 void add_serve(CLI::App& app) {
   auto* verb = app.add_subcommand("serve", "Replicas of models over REST and gRPC, with tenants");
   auto options = std::make_shared<Options>();
-  verb->add_option("MODELS", options->words,
-                   "Model files (.pt, .pt2), runs, checkpoints or Hugging Face folders; or one "
-                   "TOML file; then section.key=value on top of it");
+  verb->add_option(
+      "MODELS", options->words,
+      "Model files (.pt, .pt2), runs, checkpoints, Hugging Face folders or flows; or one "
+      "TOML file; then section.key=value on top of it");
   verb->add_option("--input", options->inputs, "What the model takes, as 'x:FP32[-1,3,224,224]'")
       ->allow_extra_args(false);
   verb->add_option("--output", options->outputs, "What it gives")->allow_extra_args(false);
@@ -424,7 +476,9 @@ void add_serve(CLI::App& app) {
   auto* worker = app.add_subcommand("serve-worker")->group("");
   worker->callback([] {
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-    serve::run_worker(net::Descriptor(3), runner::open_runner);
+    Unpacked unpacked(/*watched=*/false);
+    serve::run_worker(net::Descriptor(3), open_model);
+    unpacked.remove();
     ::_exit(0);  // taking a GPU apart may hang
   });
 }

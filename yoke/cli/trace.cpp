@@ -12,6 +12,7 @@
 #include "yoke/base/error.h"
 #include "yoke/base/text.h"
 #include "yoke/checkpoint/files.h"
+#include "yoke/flow/executor.h"
 #include "yoke/observe/json_lines.h"
 
 namespace yoke::cli {
@@ -92,6 +93,12 @@ void show(const Options& options) {
     std::printf("%-6d %7.1f ms %6.1f %% %6.1f %% %6.1f %% %6.1f %% %6.1f %%\n", rank.rank,
                 total * 1e3, part(rank.compute), part(rank.comm), part(rank.bubble),
                 part(rank.data), part(rank.idle));
+  }
+  const auto flow_figures = path / "flow.json";
+  if (std::filesystem::exists(flow_figures)) {
+    const auto report = flow::parse_report(checkpoint::read_text(flow_figures));
+    std::cout << std::flush;
+    std::cout << (options.json ? report.json() + "\n" : "\n" + report.table()) << std::flush;
   }
   if (options.json || slowest == nullptr) return;
   std::printf("\nrank %d computes longest, %.1f ms\n\n", slowest->rank, slowest->compute * 1e3);

@@ -1,0 +1,225 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# yoke flow from outside: every example, what is refused and how, the trace's bottleneck, a flow that is served.
+. "$(dirname "${BASH_SOURCE[0]}")/expect.sh"
+. "$(dirname "${BASH_SOURCE[0]}")/serve.sh"
+examples=$YOKE_SOURCE/examples/flow
+python=$YOKE_TORCH/../../../../bin/python3
+[[ -x $python ]] || python=python3
+
+# Every example is proved, drawn and run; those that learn, learn.
+for flow in "$examples"/*.toml; do
+  expect 0 'deadlock-free' "$yoke" flow check "$flow"
+  expect 0 'simulated, 4 rounds' "$yoke" flow show "$flow" --svg "$scratch/flow.svg" --trace "$scratch/flow.trace"
+  "$python" - "$scratch/flow.svg" "$scratch/flow.trace" <<'PY' || fail "the pictures of $flow cannot be read"
+import json, sys, xml.dom.minidom
+xml.dom.minidom.parse(sys.argv[1])
+assert json.load(open(sys.argv[2]))["traceEvents"]
+PY
+  given=$(awk -F'"' '/^\[\[input\]\]/ {getline; sub(/:.*/, "", $2); print "--input " $2 "=1,2"}' "$flow")
+  # shellcheck disable=SC2086 # two words
+  expect 0 'bottleneck: ' "$yoke" flow run "$flow" ${given:---rounds 5}
+done
+accuracy() { # FLOW NAME [OPTION…]
+  "$yoke" flow run "$1" "${@:3}" 2>/dev/null | sed -n "s/^$2 = FP32\[\] //p"
+}
+above() { awk -v got="$1" -v wanted="$2" 'BEGIN {exit !(got > wanted)}' || fail "$3: got $1, wanted more than $2"; }
+above "$(accuracy "$examples/ensemble.toml" accuracy)" 0.95 "the vote of an ensemble"
+above "$(accuracy "$examples/bagging.toml" accuracy)" 0.93 "the vote of bags"
+loss() { # FLOW NODE [OPTION…]
+  "$yoke" flow run "$1" "${@:3}" 2>/dev/null | sed -n "\$s/.*  $2 \([0-9.e-]*\).*/\1/p"
+}
+above 0.2 "$(loss "$examples/chain.toml" loss)" "the chain's loss"
+above 0.5 "$(loss "$examples/mutual.toml" ann_loss)" "the mutual loss"
+above 1.6 "$(loss "$examples/gan.toml" critic_loss)" "the critic's loss"
+above "$(loss "$examples/gan.toml" critic_loss)" 1.1 "the critic's loss"
+[[ $(loss "$examples/hybrid.toml" loss) == 0.0* ]] || fail "the hybrid did not learn"
+expect 0 '^root = FP32\[1,3\] 1.41421 1.73205 3.16228' "$yoke" flow run "$examples/loop.toml" --input 'a=2,3,10'
+expect 0 '^fourth_root = FP32\[1,3\] 2 3 1.77828' "$yoke" flow run "$examples/subgraph.toml" --input 'a=16,81,10'
+above 0.2 "$(loss "$examples/stale.toml" ann_loss)" "the loss of those who hear late"
+# Where nobody learns, what was said a round ago is what would be said now: from the second round on.
+sed 's/^lr = .*/lr = 0/' "$examples/stale.toml" >"$scratch/still.toml"
+sed '/^staleness/d; /^initial/d' "$scratch/still.toml" >"$scratch/now.toml"
+now=$(loss "$scratch/now.toml" ann_loss --rounds 1)
+first=$(loss "$scratch/still.toml" ann_loss --rounds 1) second=$(loss "$scratch/still.toml" ann_loss --rounds 2)
+[[ -n $now && $second == "$now" && $first != "$now" ]] || fail "stale: got $first and $second, wanted $now in the second round alone"
+above "$(accuracy "$examples/broadcast.toml" accuracy)" 0.93 "the actor with the learner's weights"
+above 0.45 "$(accuracy "$examples/broadcast.toml" accuracy --rounds 20)" "the actor before it has got any"
+above "$(accuracy "$examples/broadcast.toml" accuracy --rounds 21)" 0.5 "the actor with those of the first 20 rounds"
+# The same on other devices.
+one=$(loss "$examples/hybrid.toml" loss)
+sed 's/"0,1", "2,3"/"0,0", "1,1"/' "$examples/hybrid.toml" >"$scratch/other.toml"
+two=$(loss "$scratch/other.toml" loss)
+[[ ${one:0:6} == "${two:0:6}" ]] || fail "the hybrid on other devices gives $two, wanted $one"
+
+# Mistakes are told with what to do.
+flow() { # TEXT…: a flow of these lines
+  printf '%s\n' "$@" >"$scratch/my.toml"
+}
+flow '[[node]]' 'name = "hen"' 'model = "same"' '[[node]]' 'name = "egg"' 'model = "same"' \
+  '[[chain]]' 'nodes = ["hen", "egg", "hen"]'
+expect 2 'suggestion: ' "$yoke" flow check "$scratch/my.toml"
+expect 2 "hen.*waits for a value of 'egg.y -> hen.x'" "$yoke" flow run "$scratch/my.toml"
+flow '[[node]]' 'name = "a"' 'model = "samee"'
+expect 2 "'samee' is no word" "$yoke" flow check "$scratch/my.toml"
+flow '[[node]]' 'name = "a"' 'modell = "same"'
+expect 2 'did you mean node.model' "$yoke" flow check "$scratch/my.toml"
+expect 2 'cannot read' "$yoke" flow run "$scratch/nowhere.toml"
+expect 2 "give each as --input 'a=" "$yoke" flow run "$examples/loop.toml"
+expect 2 'is no number' "$yoke" flow run "$examples/loop.toml" --input 'a=x'
+expect 2 "takes no inputs" "$yoke" flow run "$examples/chain.toml" --input a=1
+expect 2 "rows of different lengths" "$yoke" flow run "$examples/loop.toml" --input "a=1,2;3"
+expect 2 "flow.rounds" "$yoke" flow run "$examples/chain.toml" --rounds -1
+expect 2 "flow.rounds" "$yoke" flow run "$examples/chain.toml" --rounds 0
+expect 2 "wanted NAME=NUMBERS with a name of a" "$yoke" flow run "$examples/loop.toml" --input b=1
+expect 2 "given twice" "$yoke" flow run "$examples/loop.toml" --input a=1 --input a=2
+expect 2 "no folder to write into" "$yoke" flow run "$examples/chain.toml" --save "$examples/chain.toml"
+expect 2 "no node of the flow is trained" "$yoke" flow run "$examples/loop.toml" --input a=1 --save "$scratch/nothing"
+expect 0 'cross_entropy' "$yoke" flow words
+diff <("$yoke" flow keys) <(sed -n '/^```$/,/^```$/p' "$YOKE_SOURCE/docs/reference/flow.md" | sed '1d;$d') ||
+  fail "docs/reference/flow.md is not what yoke flow keys prints"
+
+# A branch gives what the model that it picks gives alone.
+for picked in 'small 0.1,0.2;0.3,0.1 0 mlp:2,8,3' 'large 1,2;3,4 1 mlp:2,256,256,3'; do
+  read -r node rows ran model <<<"$picked"
+  flow '[[input]]' 'port = "x:FP32[b,2]"' "to = [\"$node\"]" '[[node]]' "name = \"$node\"" "model = \"$model\"" \
+    '[[output]]' 'port = "scores"' "from = \"$node\""
+  alone=$("$yoke" flow run "$scratch/my.toml" --input "x=$rows" 2>/dev/null | grep '^scores = FP32\[2,3\] ') || fail "$node alone"
+  expect 0 "^large_ran = FP32\\[\\] $ran" "$yoke" flow run "$examples/branch.toml" --input "x=$rows"
+  grep -qxF -- "$alone" "$scratch/output" || fail "the branch gave $(cat "$scratch/output"), wanted '$alone' as $node alone"
+done
+
+# What was trained is kept, and begun with.
+"$yoke" flow run "$examples/chain.toml" --save "$scratch/kept" >/dev/null 2>&1
+sed "s|^lr = 0.5|lr = 0.5\nweights = \"$scratch/kept/NODE.safetensors\"|" "$examples/chain.toml" |
+  awk '/^name = /{gsub(/"/, "", $3); node = $3} {sub(/NODE/, node); print}' >"$scratch/again.toml"
+above 0.1 "$("$yoke" flow run "$scratch/again.toml" --rounds 1 2>/dev/null | sed -n 's/.*loss //p')" "the loss of weights that were kept"
+
+# A signal ends it after a round, and what was learnt is kept.
+"$yoke" flow run "$examples/chain.toml" --rounds 100000000 --save "$scratch/stopped" >"$scratch/log" 2>"$scratch/why" &
+run=$!
+for _ in {1..600}; do grep -q . "$scratch/log" "$scratch/why" 2>/dev/null && break || sleep 0.1; done
+sleep 1
+kill -INT "$run"
+code=0
+wait "$run" || code=$?
+[[ $code == 130 ]] || fail "flow run after SIGINT: exit code $code, wanted 130: $(cat "$scratch/why")"
+grep -q 'ended by signal 2 after round [1-9].*; the weights are saved' "$scratch/why" || fail "flow run after SIGINT said: $(cat "$scratch/why")"
+[[ -s $scratch/stopped/front.safetensors ]] || fail "flow run after SIGINT saved nothing: $(ls "$scratch/stopped")"
+
+# What is slow is named: a loader, a node, an edge.
+slow() { # PATTERN LOADER_MS NODE_MS
+  flow '[flow]' 'devices = "cpu:2"' 'rounds = 30' '[[node]]' 'name = "load"' 'model = "noise:batch=4,dim=4"' 'device = 0' \
+    '[[node]]' 'name = "read"' "model = \"sleep:ms=$2\"" 'device = 0' '[[node]]' 'name = "work"' "model = \"sleep:ms=$3\"" \
+    'device = 1' '[[chain]]' 'nodes = ["load", "read", "work"]'
+  "$yoke" flow run "$scratch/my.toml" --trace "$scratch/traced" >/dev/null 2>&1
+  expect 0 "bottleneck: $1" "$yoke" trace "$scratch/traced"
+}
+slow "node 'work' on cpu#1" 1 6
+slow "node 'read' on cpu#0" 6 1
+flow '[flow]' 'devices = "cpu:2"' 'rounds = 30' '[[node]]' 'name = "load"' 'model = "noise:batch=20000,dim=64"' 'device = 0' \
+  '[[node]]' 'name = "work"' 'model = "same"' 'device = 1' '[[chain]]' 'nodes = ["load", "work"]'
+"$yoke" flow run "$scratch/my.toml" --trace "$scratch/traced" >/dev/null 2>&1
+expect 0 "bottleneck: loader 'load' on cpu#0" "$yoke" trace "$scratch/traced"
+expect 0 '"bottleneck":"loader' "$yoke" trace "$scratch/traced" --json
+# The loader has made its points before the first round and the node does nothing: what is left is the way of 15 MiB.
+flow '[flow]' 'devices = "cpu:2"' 'rounds = 30' '[[node]]' 'name = "load"' 'model = "spirals_held_out:points=2000000"' 'device = 0' \
+  '[[node]]' 'name = "work"' 'model = "same"' 'device = 1' '[[chain]]' 'nodes = ["load", "work"]' 'transport = "host"'
+"$yoke" flow run "$scratch/my.toml" --trace "$scratch/traced" >/dev/null 2>&1
+expect 0 "bottleneck: edge 'load.x -> work.x': .* moved, 15.3 MiB each" "$yoke" trace "$scratch/traced"
+
+# What running a flow costs is measured, and its results are checked while it is; a short form.
+for what in overhead handover; do # how fast is not for a machine that does other things too
+  "$yoke" flow bench "$what" --seconds 1 --json >"$scratch/bench" 2>"$scratch/why" ||
+    grep -q 'missed their targets' "$scratch/why" || fail "flow bench $what: $(cat "$scratch/why")"
+  grep -qE "\"bench\":\"$what\".*\"got\":[0-9.e-]+,\"unit\":\"us\"" "$scratch/bench" || fail "flow bench $what: $(cat "$scratch/bench")"
+done
+expect 2 "did you mean overhead" "$yoke" flow bench overhed
+
+# TorchScript files in a flow, trained and used; a compiled package stops gradients by its name.
+"$python" "$YOKE_SOURCE/tests/flow_models.py" "$scratch" >"$scratch/models.log" 2>&1 || { cat "$scratch/models.log" && fail "the models"; }
+flow '[flow]' 'devices = "cpu:2"' 'rounds = 300' '[[node]]' 'name = "data"' 'model = "spirals"' '[[node]]' 'name = "net"' \
+  'model = "net.pt"' 'role = "train"' 'lr = 0.5' '[[node]]' 'name = "loss"' 'model = "cross_entropy"' 'device = 1' \
+  '[[chain]]' 'nodes = ["data", "net", "loss"]' '[[edge]]' 'from = "data.label"' 'to = "loss.label"'
+above 0.8 "$(loss "$scratch/my.toml" loss)" "the loss of a TorchScript file in a flow"
+flow '[[node]]' 'name = "data"' 'model = "spirals"' '[[node]]' 'name = "front"' 'model = "mlp:2,2"' 'role = "train"' \
+  '[[node]]' 'name = "fixed"' 'model = "net.pt2"' 'input = ["x:FP32[-1,2]"]' '[[node]]' 'name = "loss"' \
+  'model = "cross_entropy"' '[[chain]]' 'nodes = ["data", "front", "fixed", "loss"]' '[[edge]]' 'from = "data.label"' \
+  'to = "loss.label"'
+expect 2 "node 'fixed' is in the path of gradients from 'front' .*net.pt2.* compiled" "$yoke" flow check "$scratch/my.toml"
+
+# A run of `yoke train` is a model like any other.
+"$yoke" train "$YOKE_SOURCE/examples/train/first.toml" train.steps=2 data.path="$YOKE_SOURCE/docs" run.dir="$scratch" run.name=words >/dev/null 2>&1 || fail "yoke train"
+flow '[[input]]' 'port = "x:INT64[b,t]"' '[[node]]' 'name = "words"' 'model = "words"' '[[node]]' 'name = "next"' \
+  'model = "argmax"' '[[chain]]' 'nodes = ["x", "words", "next"]' '[[output]]' 'port = "y"' 'from = "next"'
+expect 0 '^y = INT64\[1,4\] ' "$yoke" flow run "$scratch/my.toml" --input 'x=10,20,30,40'
+
+# A flow that is served answers like one model, tells what its nodes did, and survives a request that it cannot take.
+mkdir "$scratch/pair"
+cp "$scratch/net.pt" "$scratch/net.pt2" "$scratch/pair"
+cat >"$scratch/pair/flow.toml" <<'TOML'
+[flow]
+devices = "cpu:2"
+[[input]]
+port = "x:FP32[b,2]"
+[[node]]
+name = "script"
+model = "net.pt"
+device = 0
+[[node]]
+name = "package"
+model = "net.pt2"
+input = ["x:FP32[b,2]"]
+device = 1
+[[ensemble]]
+name = "mean"
+input = "x"
+nodes = ["script", "package"]
+[[output]]
+port = "y:FP32[b,3]"
+from = "mean"
+TOML
+(cd "$scratch" && "$yoke" serve inspect "$scratch/pair") >"$scratch/inspected" 2>&1 || { cat "$scratch/inspected" && fail "inspect"; }
+grep -q 'yoke_flow' "$scratch/inspected" || fail "inspect does not tell that it is a flow: $(cat "$scratch/inspected")"
+expect 2 "a flow, which names its own devices .cpu:2., got devices = cpu:4" "$yoke" serve "$scratch/pair" --devices cpu:4
+start_server "$scratch/pair/flow.toml" serve.http=127.0.0.1:0 serve.grpc= serve.metrics=
+wanted=$("$python" -c "
+import torch
+print(','.join(f'{v:.3f}' for v in torch.jit.load('$scratch/net.pt')(torch.tensor([[1.,2.],[3.,4.]])).flatten().tolist()))")
+got=$(ask /v2/models/pair/infer -d '{"inputs":[{"name":"x","shape":[2,2],"datatype":"FP32","data":[1,2,3,4]}]}' |
+  "$python" -c 'import json,sys; sys.stdin.readline(); print(",".join(f"{v:.3f}" for v in json.load(sys.stdin)["outputs"][0]["data"]))')
+[[ $got == "$wanted" ]] || fail "the served flow gave $got, wanted $wanted"
+expect_answer 400 'wanted FP32\[-1,2\]' /v2/models/pair/infer -d '{"inputs":[{"name":"x","shape":[1,3],"datatype":"FP32","data":[1,2,3]}]}'
+expect_answer 200 '"yoke_nodes":\[\{"replica":0,"nodes":\[.*"name":"script".*"compute_ns":[1-9]' /v2/models/pair/stats
+stop_server
+
+# A node that throws: the request is answered, and the next one is served.
+mkdir "$scratch/picky"
+cp "$scratch/picky.pt" "$scratch/picky"
+cat >"$scratch/picky/flow.toml" <<'TOML'
+[flow]
+devices = "cpu:2"
+[[input]]
+port = "x:FP32[b,2]"
+[[node]]
+name = "first"
+model = "same"
+device = 0
+[[node]]
+name = "picky"
+model = "picky.pt"
+device = 1
+[[chain]]
+nodes = ["x", "first", "picky"]
+[[output]]
+port = "y:FP32[b,2]"
+from = "picky"
+TOML
+start_server "$scratch/picky" serve.http=127.0.0.1:0 serve.grpc= serve.metrics=
+for _ in 1 2 3; do
+  expect_answer 500 "node 'picky' failed in round .*too large" /v2/models/picky/infer \
+    -d '{"inputs":[{"name":"x","shape":[1,2],"datatype":"FP32","data":[1,10000000]}]}'
+  expect_answer 200 '"data":\[2(.0)?,4' /v2/models/picky/infer -d '{"inputs":[{"name":"x","shape":[1,2],"datatype":"FP32","data":[1,2]}]}'
+done
+stop_server
+echo "passed"

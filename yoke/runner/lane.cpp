@@ -2,7 +2,6 @@
 #include "yoke/runner/lane.h"
 
 #include <ATen/Functions.h>
-#include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>

@@ -5,16 +5,13 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Event.h>
 
 #include <cstddef>
 #include <span>
 #include <vector>
 
 #include "yoke/base/clock.h"
-
-namespace c10 {
-struct Event;
-}
 
 namespace yoke::runner {
 

@@ -2,6 +2,7 @@
 // The program. Results go to stdout, everything else to stderr; the exit codes are part of the
 // interface: 0 done, 1 failed, 2 usage or config, 3 a peer or device failed.
 #include <malloc.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -52,9 +53,7 @@ void keep_freed_memory() {
   ::mallopt(M_TOP_PAD, 64 << 20);
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
+int run(int argc, char** argv) {
   yoke::cli::FlightWatch::block_signal();  // before there is a second thread
   keep_freed_memory();
   const auto environment = yoke::cli::read_environment();
@@ -101,4 +100,15 @@ int main(int argc, char** argv) {
     std::cerr << "yoke: " << error.what() << "\n";
     return 1;
   }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const int code = run(argc, argv);
+  // A thread that did not come back is left behind: nothing is taken apart that it may be using.
+  std::cout.flush();
+  std::cerr.flush();
+  std::fflush(nullptr);
+  ::_exit(code);
 }

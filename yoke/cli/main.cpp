@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <cstring>
 #include <iostream>
+#include <string_view>
 
 #include "yoke/base/error.h"
 #include "yoke/base/text.h"
@@ -106,7 +107,9 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   const int code = run(argc, argv);
-  // A thread that did not come back is left behind: nothing is taken apart that it may be using.
+  const std::string_view verb = argc > 1 ? argv[1] : "";
+  if (verb != "serve" && verb != "flow") return code;
+  // Their models' threads may have been left behind: nothing is taken apart that those may be using.
   std::cout.flush();
   std::cerr.flush();
   std::fflush(nullptr);

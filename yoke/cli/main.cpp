@@ -109,7 +109,7 @@ int main(int argc, char** argv) {
   const int code = run(argc, argv);
   const std::string_view verb = argc > 1 ? argv[1] : "";
   if (verb != "serve" && verb != "flow") return code;
-  // Their models' threads may have been left behind: nothing is taken apart that those may be using.
+  // A model's thread may have been left behind: nothing is taken apart that it may be using.
   std::cout.flush();
   std::cerr.flush();
   std::fflush(nullptr);

@@ -21,7 +21,7 @@ namespace {
 
 struct Options {
   std::vector<std::string> what = {};
-  std::string peers, echo;
+  std::string peers, echo, device = "cpu";
   double seconds = 10;
   size_t echo_bytes = 0;
   int echo_threads = 1;
@@ -40,6 +40,12 @@ void run(const Options& options) {
   if (!options.echo.empty())
     return run_echo(options.echo, options.echo_bytes, options.echo_threads);
   BenchTable table{.seconds = options.seconds, .json = options.json};
+  try {
+    const auto host = read_visible_host(read_environment());
+    table.device = topo::parse_devices(options.device, &host).at(0);
+  } catch (const Error& error) {
+    fail(Kind::Usage, "--device: ", error.what());
+  }
   if (!options.peers.empty())
     table.peers = words("--peers", options.peers, {"litserve", "pytriton", "triton"});
   raise_file_limit();
@@ -104,6 +110,9 @@ void add_bench_serve(CLI::App& app) {
   verb->add_option("--peers", options->peers,
                    "With commas, of litserve, pytriton and triton: measured in the same run");
   verb->add_option("--seconds", options->seconds, "Of each measurement")->capture_default_str();
+  verb->add_option("--device", options->device,
+                   "Of resnet: cpu; or cuda:0, for two replicas that share it")
+      ->capture_default_str();
   verb->add_flag("--json", options->json, "One JSON object per line");
   verb->add_option("--port-file", options->echo)->group("");
   verb->add_option("--echo-bytes", options->echo_bytes)->group("");

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // `yoke bench serve resnet`: the server around a model of ResNet-18's sizes, next to a bare loop.
+// On a GPU two replicas share it, and small images grow there before the first layer: a request is
+// 48 KiB.
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
 #include <torch/csrc/jit/api/module.h>
@@ -7,10 +9,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <csignal>
 #include <ctime>
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "yoke/base/error.h"
+#include "yoke/cli/batch_times.h"
 #include "yoke/cli/bench_serve.h"
 #include "yoke/cli/bench_server.h"
 
@@ -20,7 +25,10 @@ namespace {
 // A module of ResNet-18's sizes, with what its normalisations would be folded into the weights.
 class ResnetMaker {
  public:
-  torch::jit::Module make() {
+  // Images whose sides first become so many times longer.
+  torch::jit::Module make(int64_t side, int64_t grows) {
+    if (grows > 1)
+      add(cat("x = torch.upsample_nearest2d(x, [", side * grows, ", ", side * grows, "])"));
     add("x = torch.relu(" + conv("x", 3, 64, 7, 2) + ")");
     add("x = torch.max_pool2d(x, [3, 3], [2, 2], [1, 1])");
     int64_t from = 64;
@@ -65,106 +73,180 @@ struct Bare {
   double images_per_second = 0, cpu_s = 0;  // of an image
 };
 
-Bare run_bare(torch::jit::Module& model, const at::Tensor& images, double seconds) {
+// There and back by every turn, where that is another device.
+Bare run_bare(torch::jit::Module& model, const at::Tensor& images, at::Device device,
+              double seconds) {
   const c10::InferenceMode inference;
-  for (int i = 0; i < 3; ++i) model.forward({images});
+  const auto turn = [&] {
+    model.forward({images.to(device, /*non_blocking=*/true)}).toTensor().to(at::kCPU);
+  };
+  for (int i = 0; i < 3; ++i) turn();
   const SteadyClock clock;
   const Time begin = clock.now();
   const double cpu = own_cpu_seconds();
   int64_t count = 0;
   double spent = 0;
   for (; spent < seconds; count += images.size(0)) {
-    model.forward({images});
+    turn();
     spent = std::chrono::duration<double>(clock.now() - begin).count();
   }
   return {double(count) / spent, (own_cpu_seconds() - cpu) / double(count)};
 }
 
+struct Setting {
+  at::Device device;
+  int64_t side, grows, batch;
+  int connections, threads;
+  double tolerance;  // batches of other sizes are rounded differently
+};
+const Setting kOnCpu{at::kCPU, 224, 1, 4, 4, 1, 1e-3};
+Setting on_gpu(int index) {  // where products are of TF32
+  return {at::Device(at::kCUDA, c10::DeviceIndex(index)), 64, 7, 8, 48, 4, 2e-2};
+}
+
+struct Turn {
+  double ratio = 0, per_second = 0, bare = 0, p50_ms = 0, p99_ms = 0, cpu_s = 0, bare_cpu_s = 0;
+};
+
+class ResnetBench {
+ public:
+  ResnetBench(BenchTable& bench, const Setting& setting) : bench_(bench), setting_(setting) {
+    at::manual_seed(1);
+    ResnetMaker().make(setting.side, setting.grows).save(file_);
+    model_ = torch::jit::load(file_, setting.device);
+    model_.eval();
+    const c10::InferenceMode inference;
+    images_ = at::randn({setting.batch, 3, setting.side, setting.side});
+    if (on_gpu()) images_ = images_.pin_memory();
+    answers_ = model_.forward({images_.to(setting.device)}).toTensor().to(at::kCPU).contiguous();
+  }
+
+  // `workers`: processes or threads.
+  void run(const std::string& workers) {
+    const std::string trace = (scratch_.path() / "trace.json").string();
+    YokeServer yoke(
+        cat("\n[[model]]\nname = \"resnet\"\npath = \"", file_, "\"\ndevices = \"",
+            setting_.device.str(), on_gpu() ? "x2" : "", "\"\nbatch = ", setting_.batch,
+            "\ninput = [\"x:FP32[-1,3,", setting_.side, ",", setting_.side,
+            "]\"]\noutput = [\"y:FP32[-1,1000]\"]\n"),
+        cat("workers = \"", workers, "\"\n", on_gpu() ? "trace = \"" + trace + "\"\n" : ""));
+    const auto user = make_user();
+    const auto load = [&](Duration length) {
+      const serve::LoadOptions options{
+          .to = yoke->http(), .warm_up = {}, .length = length, .threads = setting_.threads};
+      return serve::run_load(options, {user})[0];
+    };
+    load(std::chrono::seconds(1));
+    // In turns, so that what disturbs the machine disturbs both.
+    constexpr int kRounds = 3;
+    std::vector<Turn> turns;
+    double batch = 1;
+    int64_t rows = 1;
+    for (int i = 0; i < kRounds; ++i) {
+      const double before = yoke->cpu_seconds();
+      const auto report = load(bench_.length() / kRounds);
+      const double cpu = yoke->cpu_seconds() - before;
+      bench_.wrong += report.wrong;
+      if (report.failed() > 0 || report.requests == 0)
+        fail(Kind::Internal, "in place of answers came: ", serve::others_text(report));
+      const auto stats =
+          nlohmann::json::parse(yoke.get("/v2/models/resnet/stats"))["model_stats"][0];
+      batch =
+          stats.value("inference_count", 1.0) / std::max(1.0, stats.value("execution_count", 1.0));
+      rows = std::clamp<int64_t>(std::llround(batch), 1, setting_.batch);
+      yoke->pause();
+      const Bare bare =
+          run_bare(model_, images_.narrow(0, 0, rows), setting_.device, bench_.seconds / kRounds);
+      yoke->resume();
+      turns.push_back({report.per_second() / bare.images_per_second, report.per_second(),
+                       bare.images_per_second, report.percentile_ms(0.5),
+                       report.percentile_ms(0.99), cpu / double(report.requests), bare.cpu_s});
+    }
+    std::ranges::sort(turns, {}, &Turn::ratio);
+    const Turn& middle = turns[kRounds / 2];
+    bench_.report({.bench = "resnet",
+                   .what = cat(on_gpu() ? "2 " + workers + ", " : "",
+                               "throughput of a bare loop's, batch ", rows),
+                   .got = middle.ratio,
+                   .least = 0.95,
+                   .more = {{"lowest", turns.front().ratio},
+                            {"highest", turns.back().ratio},
+                            {"images_per_s", middle.per_second},
+                            {"bare_images_per_s", middle.bare},
+                            {"mean_batch", batch},
+                            {"p50_ms", middle.p50_ms},
+                            {"p99_ms", middle.p99_ms}}});
+    if (on_gpu()) return report_trace(yoke, trace, workers);
+    bench_.report(
+        {.bench = "resnet",
+         .what = "CPU outside the model, of all",
+         .unit = "%",
+         .got = 100 * (1 - middle.bare_cpu_s / middle.cpu_s),  // below 0: by chance
+         .most = 5,
+         .more = {{"cpu_ms", middle.cpu_s * 1e3}, {"bare_cpu_ms", middle.bare_cpu_s * 1e3}}});
+  }
+
+ private:
+  bool on_gpu() const { return setting_.device.is_cuda(); }
+
+  serve::LoadUser make_user() const {
+    const int64_t values = 3 * setting_.side * setting_.side;
+    serve::LoadUser user{.connections = setting_.connections};
+    user.make = [this, values](uint64_t number, serve::LoadRequest& request) {
+      serve::Question question{.model = "resnet", .shape = {1, 3, setting_.side, setting_.side}};
+      const float* from = images_.data_ptr<float>() + int64_t(number % batch()) * values;
+      question.values.assign(from, from + values);
+      serve::write_question(question, serve::Wire::Binary, request);
+    };
+    user.check = [this](uint64_t number, const serve::LoadAnswer& answer) {
+      std::vector<float> got(1000);
+      if (answer.status != 200 || !serve::read_values(answer.body, serve::Wire::Binary, got))
+        return false;
+      const float* wanted = answers_.data_ptr<float>() + int64_t(number % batch()) * 1000;
+      for (size_t i = 0; i < got.size(); ++i)
+        if (std::abs(got[i] - wanted[i]) > setting_.tolerance * (1 + std::abs(wanted[i])))
+          return false;
+      return true;
+    };
+    return user;
+  }
+  uint64_t batch() const { return uint64_t(setting_.batch); }
+
+  // Written when the server ends.
+  void report_trace(YokeServer& yoke, const std::string& file, const std::string& workers) {
+    yoke->signal(SIGTERM);
+    if (yoke->wait(std::chrono::seconds(30)) != 0)
+      fail(Kind::Internal, "the server did not end well: ", yoke->last_words());
+    std::ifstream in(file);
+    const auto times = read_batch_times({std::istreambuf_iterator<char>(in), {}});
+    bench_.report({.bench = "resnet",
+                   .what = cat("2 ", workers, ", idle between batches"),
+                   .unit = "us",
+                   .got = times.idle_us,
+                   .most = 30,
+                   .more = {{"batches", double(times.batches)}, {"model_us", times.model_us}}});
+    bench_.report({.bench = "resnet",
+                   .what = cat("2 ", workers, ", copies beside the other's kernels"),
+                   .unit = "%",
+                   .got = 100 * times.beside,
+                   .more = {{"copy_in_us", times.copy_in_us}, {"copy_out_us", times.copy_out_us}}});
+  }
+
+  BenchTable& bench_;
+  const Setting setting_;
+  const Scratch scratch_ = {};
+  const std::string file_ = (scratch_.path() / "resnet.pt").string();
+  torch::jit::Module model_ = {};
+  at::Tensor images_ = {}, answers_ = {};
+};
+
 }  // namespace
 
 void bench_resnet(BenchTable& bench) {
-  constexpr int kImages = 8, kConnections = 4, kRounds = 3;
-  constexpr int64_t kValues = 3 * 224 * 224;
-  const Scratch scratch;
-  at::manual_seed(1);
-  const std::string file = (scratch.path() / "resnet.pt").string();
-  ResnetMaker().make().save(file);
-  auto model = torch::jit::load(file);
-  model.eval();
-  const at::Tensor images = at::randn({kImages, 3, 224, 224});
-  const at::Tensor answers = [&] {
-    const c10::InferenceMode inference;
-    return model.forward({images}).toTensor().contiguous();
-  }();
-
-  serve::LoadUser user{.connections = kConnections};
-  user.make = [&](uint64_t number, serve::LoadRequest& request) {
-    serve::Question question{.model = "resnet", .shape = {1, 3, 224, 224}};
-    const float* from = images.data_ptr<float>() + int64_t(number % kImages) * kValues;
-    question.values.assign(from, from + kValues);
-    serve::write_question(question, serve::Wire::Binary, request);
-  };
-  user.check = [&](uint64_t number, const serve::LoadAnswer& answer) {
-    std::vector<float> values(1000);
-    if (answer.status != 200 || !serve::read_values(answer.body, serve::Wire::Binary, values))
-      return false;
-    const float* wanted = answers.data_ptr<float>() + int64_t(number % kImages) * 1000;
-    for (size_t i = 0; i < values.size(); ++i)  // batches of other sizes are rounded differently
-      if (std::abs(values[i] - wanted[i]) > 1e-3 * (1 + std::abs(wanted[i]))) return false;
-    return true;
-  };
-  YokeServer yoke(cat("\n[[model]]\nname = \"resnet\"\npath = \"", file,
-                      "\"\ndevices = \"cpu\"\nbatch = 4\ninput = [\"x:FP32[-1,3,224,224]\"]\n"
-                      "output = [\"y:FP32[-1,1000]\"]\n"));
-  const auto run = [&](Duration length) {
-    return serve::run_load({.to = yoke->http(), .warm_up = {}, .length = length}, {user})[0];
-  };
-  run(std::chrono::seconds(1));
-  // In turns, so that what disturbs the machine disturbs both.
-  struct Turn {
-    double ratio = 0, per_second = 0, bare = 0, p50_ms = 0, p99_ms = 0, cpu_s = 0, bare_cpu_s = 0;
-  };
-  std::vector<Turn> turns;
-  double batch = 1;
-  int64_t rows = 1;
-  for (int i = 0; i < kRounds; ++i) {
-    const double before = yoke->cpu_seconds();
-    const auto report = run(bench.length() / kRounds);
-    const double cpu = yoke->cpu_seconds() - before;
-    bench.wrong += report.wrong;
-    if (report.failed() > 0 || report.requests == 0)
-      fail(Kind::Internal, "in place of answers came: ", serve::others_text(report));
-    const auto stats = nlohmann::json::parse(yoke.get("/v2/models/resnet/stats"))["model_stats"][0];
-    batch =
-        stats.value("inference_count", 1.0) / std::max(1.0, stats.value("execution_count", 1.0));
-    rows = std::clamp<int64_t>(std::llround(batch), 1, kConnections);
-    yoke->pause();
-    const Bare bare = run_bare(model, images.narrow(0, 0, rows), bench.seconds / kRounds);
-    yoke->resume();
-    turns.push_back({report.per_second() / bare.images_per_second, report.per_second(),
-                     bare.images_per_second, report.percentile_ms(0.5), report.percentile_ms(0.99),
-                     cpu / double(report.requests), bare.cpu_s});
-  }
-  std::ranges::sort(turns, {}, &Turn::ratio);
-  const Turn& middle = turns[kRounds / 2];
-  bench.report({.bench = "resnet",
-                .what = cat("throughput of a bare loop's, batch ", rows),
-                .got = middle.ratio,
-                .least = 0.95,
-                .more = {{"lowest", turns.front().ratio},
-                         {"highest", turns.back().ratio},
-                         {"images_per_s", middle.per_second},
-                         {"bare_images_per_s", middle.bare},
-                         {"mean_batch", batch},
-                         {"p50_ms", middle.p50_ms},
-                         {"p99_ms", middle.p99_ms}}});
-  bench.report(
-      {.bench = "resnet",
-       .what = "CPU outside the model, of all",
-       .unit = "%",
-       .got = 100 * (1 - middle.bare_cpu_s / middle.cpu_s),  // below 0: by chance
-       .most = 5,
-       .more = {{"cpu_ms", middle.cpu_s * 1e3}, {"bare_cpu_ms", middle.bare_cpu_s * 1e3}}});
+  const bool gpu = bench.device.kind == topo::DeviceKind::Cuda;
+  ResnetBench resnet(bench, gpu ? on_gpu(bench.device.index) : kOnCpu);
+  resnet.run("processes");
+  if (gpu) resnet.run("threads");
 }
 
 }  // namespace yoke::cli

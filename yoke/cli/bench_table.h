@@ -26,7 +26,7 @@ struct BenchTable {
   std::vector<std::string> peers = {};
   double seconds = 10;  // of a measurement
   bool json = false;
-  topo::Device device = {};  // of flows
+  topo::Device device = {};  // of flows, and of replicas of a real model
   uint64_t wrong = 0;        // answers, of all
   int missed = 0;            // targets
 

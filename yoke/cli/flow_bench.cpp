@@ -11,6 +11,7 @@
 #include "yoke/base/error.h"
 #include "yoke/base/text.h"
 #include "yoke/cli/bench_turns.h"
+#include "yoke/cli/environment.h"
 #include "yoke/cli/flow.h"
 #include "yoke/flow/words.h"
 
@@ -183,7 +184,8 @@ void run(const Options& options) {
   at::set_num_threads(1);  // here too, where what flows give is computed again
   BenchTable table{.seconds = options.seconds, .json = options.json};
   try {
-    table.device = topo::parse_devices(options.device).at(0);
+    const auto host = read_visible_host(read_environment());
+    table.device = topo::parse_devices(options.device, &host).at(0);
   } catch (const Error& error) {
     fail(Kind::Usage, "--device: ", error.what());
   }

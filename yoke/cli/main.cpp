@@ -28,6 +28,7 @@
 #include "yoke/cli/top.h"
 #include "yoke/cli/trace.h"
 #include "yoke/cli/train.h"
+#include "yoke/comm/error_text.h"
 #include "yoke/comm/run_processes.h"
 
 namespace {
@@ -98,7 +99,7 @@ int run(int argc, char** argv) {
     std::cerr << "yoke: " << error.what() << "\n";
     return yoke::exit_code(error.kind());
   } catch (const std::exception& error) {
-    std::cerr << "yoke: " << error.what() << "\n";
+    std::cerr << "yoke: " << yoke::comm::text_of(error) << "\n";
     return 1;
   }
 }

@@ -80,8 +80,9 @@ void Lane::back(const std::vector<at::Tensor>& from, const std::vector<std::span
   }
   const bool came = std::exchange(arriving_, false);
   if (waits && !marks_.empty()) {
-    in_ = came ? between(kInBegins, kInEnds) : Duration(0);
-    out_ = between(kOutBegins, kOutEnds);
+    copies_ = {.out = between(kOutBegins, kOutEnds)};
+    if (came)
+      copies_.in = between(kInBegins, kInEnds), copies_.whole = between(kInBegins, kOutEnds);
   }
   for (size_t i = 0; i < near.size(); ++i)
     if (!to[i].empty())

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "yoke/base/clock.h"
+#include "yoke/serve/worker.h"
 
 namespace yoke::runner {
 
@@ -26,8 +27,7 @@ class Lane {
   // Each into memory of its size; all is there on return.
   void back(const std::vector<at::Tensor>& from, const std::vector<std::span<std::byte>>& to);
   // Of the last batch that went there and came back; zero where nobody timed it.
-  Duration copy_in() const { return in_; }
-  Duration copy_out() const { return out_; }
+  const serve::Runner::Copies& copies() const { return copies_; }
 
  private:
   at::Tensor pinned(std::vector<at::Tensor>& kept, size_t place, at::IntArrayRef sizes,
@@ -39,7 +39,7 @@ class Lane {
   const at::Device device_;
   std::vector<c10::Event> marks_ = {};  // none where it is not timed
   bool arriving_ = false;               // some of the batch has been sent there
-  Duration in_ = {}, out_ = {};
+  serve::Runner::Copies copies_ = {};
   std::vector<at::Tensor> pinned_in_ = {}, pinned_out_ = {};
 };
 

@@ -31,7 +31,7 @@ class ModelRunner final : public serve::Runner {
   void run(const serve::Call& call, serve::Outputs& outputs) override;
   void generate(const std::string& prompt, const std::string& how,
                 const std::function<bool(std::string_view)>& on_text) override;
-  Copies copies() const override { return {lane_.copy_in(), lane_.copy_out()}; }
+  Copies copies() const override { return lane_.copies(); }
   std::string breakdown() const override { return flow_ ? flow_->breakdown() : std::string(); }
 
  private:

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "yoke/serve/batch_trace.h"
 
+#include <algorithm>
+
 #include "yoke/observe/json_lines.h"
 
 namespace yoke::serve {
@@ -29,7 +31,8 @@ std::string BatchTrace::json() const {
     };
     add("inputs", "data", span.sealed_at, span.begun_at);
     add("model", "compute", span.begun_at, span.computed_at);
-    if (span.copy_in > 0) add("copy in", "comm", span.begun_at, span.begun_at + span.copy_in);
+    const int64_t copied_at = std::max(span.begun_at, span.computed_at - span.copies);
+    if (span.copy_in > 0) add("copy in", "comm", copied_at, copied_at + span.copy_in);
     if (span.copy_out > 0)
       add("copy out", "comm", span.computed_at - span.copy_out, span.computed_at);
     add("outputs", "comm", span.computed_at, span.done_at);

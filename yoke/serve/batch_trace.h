@@ -15,7 +15,8 @@ struct BatchSpan {
   int replica = 0;
   uint32_t rows = 0;
   int64_t sealed_at = 0, begun_at = 0, computed_at = 0, done_at = 0;  // nanoseconds
-  int64_t copy_in = 0, copy_out = 0;  // by a GPU, at the two ends of the model's span
+  int64_t copy_in = 0, copy_out = 0;  // by a GPU, the latter at the end of the model's span
+  int64_t copies = 0;                 // from the begin of the one to the end of the other
 };
 
 class BatchTrace {

@@ -63,6 +63,7 @@ struct SlabHeader {
   uint64_t outputs_end = 0;
   int64_t sealed_at = 0, begun_at = 0, computed_at = 0, done_at = 0;  // steady nanoseconds
   int64_t copy_in = 0, copy_out = 0;                                  // of it, by a GPU
+  int64_t copies = 0;  // from the begin of the one to the end of the other
   std::array<char, 4096> error = {};
 
   void set_error(std::string_view text);

@@ -228,7 +228,7 @@ void Pool::Impl::account(const Batch& batch) {
   }
   hosted.busy += time;
   trace_.add({hosted.number, batch.rows, header.sealed_at, header.begun_at, header.computed_at,
-              header.done_at, header.copy_in, header.copy_out});
+              header.done_at, header.copy_in, header.copy_out, header.copies});
   ++hosted.batches;
   hosted.rows += batch.rows;
   ++model.stats.batches;

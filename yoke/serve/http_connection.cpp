@@ -68,6 +68,7 @@ class Connection final : public HttpPeer, public std::enable_shared_from_this<Co
   ~Connection() override {
     lane_.peers.erase(this);
     --shared_.connections;
+    shared_.unread -= parser_.has_value();
     shared_.unwritten -= int64_t(slots_.size());
   }
 
@@ -163,6 +164,7 @@ class Connection final : public HttpPeer, public std::enable_shared_from_this<Co
     while (in_.size() > 0 && !last_ && !closed_ && slots_.size() < kMostPipelined) {
       if (!parser_) {
         parser_.emplace();
+        ++shared_.unread;
         parsing_since_ = SteadyClock().now();
         parser_->header_limit(kHeaderBytes);
         parser_->body_limit(shared_.options.max_body_bytes);
@@ -275,6 +277,7 @@ class Connection final : public HttpPeer, public std::enable_shared_from_this<Co
     slot.head_only = head.method() == http::verb::head;
     last_ = !slot.keep_alive;
     parser_.reset();
+    --shared_.unread;
     if (last_) swallow();  // to hear of it when the client goes
     if (routed.reply) return finish(number, std::move(*routed.reply));
     if (routed.slow) return run_slow(number, std::move(routed.slow));

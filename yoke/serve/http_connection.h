@@ -31,6 +31,7 @@ struct HttpShared {
   Service& service;
   const HttpOptions options;
   std::atomic<int64_t> connections{0}, unwritten{0};
+  std::atomic<int64_t> unread{0};  // requests of which a part has come
   std::atomic<uint64_t> next_connection{1};
   std::atomic<bool> closing{false};
   Errands::Client errands{service.errands()};

@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 
+#include <algorithm>
 #include <boost/asio/posix/stream_descriptor.hpp>
 #include <boost/asio/post.hpp>
 
@@ -163,8 +164,13 @@ void HttpFront::shut_down(Time deadline) {
     Failure ignored;
     impl.acceptor->close(ignored);
   });
-  while (impl.shared.unwritten > 0 && SteadyClock().now() < deadline)
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  // Who is in the middle of asking is told so, if it does not take long.
+  const Time patience = std::min<Time>(deadline, SteadyClock().now() + std::chrono::seconds(1));
+  const auto waits = [&](Time now) {
+    return (impl.shared.unwritten > 0 && now < deadline) ||
+           (impl.shared.unread > 0 && now < patience);
+  };
+  while (waits(SteadyClock().now())) std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 
 }  // namespace yoke::serve

@@ -167,6 +167,7 @@ class Worker {
       const auto copies = runner_.copies();
       slab.header->copy_in = copies.in.count();
       slab.header->copy_out = copies.out.count();
+      slab.header->copies = copies.whole.count();
       check_rows(slab, rows);
     } catch (const std::exception&) {
       if (!slab.header->has_rows || rows < 2 || !runner_.facts().pure) throw;

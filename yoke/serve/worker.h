@@ -55,6 +55,7 @@ class Runner {
   // outputs on theirs back.
   struct Copies {
     Duration in = {}, out = {};
+    Duration whole = {};  // from the first one's begin to the last one's end
   };
   virtual Copies copies() const { return {}; }
   // Of one made of several: a list in JSON of what each has computed so far.

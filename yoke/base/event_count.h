@@ -19,15 +19,14 @@ namespace yoke {
 
 class EventCount {
  public:
-  uint32_t key() const { return epoch_.load(); }
+  uint32_t key() const;
   // Sleeps until notify_all() is called after key() gave `seen`, or until `deadline`. May wake
   // early.
   void wait(uint32_t seen, Time deadline);
   void notify_all();
 
  private:
-  std::atomic<uint32_t> epoch_{0};
-  std::atomic<uint32_t> sleepers_{0};
+  std::atomic<uint32_t> word_{0};  // how often it was notified, times two, and the bit of sleepers
 };
 
 }  // namespace yoke

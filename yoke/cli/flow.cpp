@@ -145,7 +145,7 @@ void save(const Options& options, const flow::Executor& executor) {
     if (node.options.role != flow::Role::Train || !node.options.weights_of.empty()) continue;
     std::string name = node.name;
     std::ranges::replace(name, '/', '-');
-    flow::save_weights(executor.weights(node.name), folder / (name + ".safetensors"));
+    flow::save_weights(executor.body(node.name), folder / (name + ".safetensors"));
     std::cerr << "saved " << (folder / (name + ".safetensors")).string() << "\n";
   }
 }
@@ -155,7 +155,7 @@ void make_folder(const char* option, const std::string& path) {
   std::error_code failure;
   if (!path.empty()) std::filesystem::create_directories(path, failure);
   if (failure || (!path.empty() && ::access(path.c_str(), W_OK) != 0))
-    fail(Kind::Usage, option, " ", path, ": no folder to write into",
+    fail(Kind::Io, option, " ", path, ": no folder to write into",
          failure ? cat(" (", failure.message(), ")") : "");
 }
 
@@ -173,6 +173,7 @@ void run(const Options& options) {
   const bool traced = !options.trace.empty();
   make_folder("--trace", options.trace);
   make_folder("--save", options.save);
+  at::manual_seed(uint64_t(config.flow.seed));  // of models that draw themselves
   FlightWatch watch;
   const comm::StopSignal signals;
   flow::Executor executor(compiled_of(options, config),
@@ -181,6 +182,7 @@ void run(const Options& options) {
                            .threads_per_queue = int(config.flow.threads),
                            .tracer = traced ? &tracer : nullptr,
                            .on_world = watch.on_world()});
+  for (const auto& text : executor.compiled().warnings()) std::cerr << "yoke: " << text << "\n";
   const bool trains = std::ranges::any_of(executor.compiled().graph.nodes(), [](const auto& node) {
     return node.options.role == flow::Role::Train;
   });
@@ -251,13 +253,21 @@ void run(const Options& options) {
 void check(const Options& options) {
   const auto compiled = compiled_of(options, read(options));
   if (const auto knot = compiled.knot()) {
-    if (options.json)
+    if (options.json) {
+      const auto& part = *plan::with_parts(compiled.program)[size_t(knot->part + 1)];
+      auto circle = nlohmann::ordered_json::array();  // each waits for the next
+      for (const auto& step : knot->circle)
+        circle.push_back({{"queue", part.queues[size_t(step.queue)]},
+                          {"operation", part.rows[size_t(step.queue)][step.index].name},
+                          {"why", step.why}});
       std::cout << nlohmann::ordered_json{{"deadlock_free", false},
                                           {"rule", plan::rule_name(knot->rule)},
                                           {"what", knot->what},
+                                          {"circle", circle},
                                           {"suggestion", knot->suggestion.text}}
                        .dump()
                 << "\n";
+    }
     flow::check(compiled);
   }
   const auto operations = compiled.program.num_operations();
@@ -359,8 +369,11 @@ void add_flow(CLI::App& app) {
                    "Write the weights of every trained node into this folder, for node.weights")
       ->type_name("FOLDER");
   run_verb->add_flag("--figures", ran->text, "Tell where the time went, by node and edge");
-  run_verb->add_option("--input", ran->inputs,
-                       "A value for an input: 'x=1,2;3,4', rows with semicolons");
+  run_verb
+      ->add_option("--input", ran->inputs,
+                   "A value for an input: 'x=1,2;3,4', rows with semicolons; once for each input")
+      ->type_name("NAME=NUMBERS")
+      ->allow_extra_args(false);
   run_verb
       ->add_option("--trace", ran->trace,
                    "Write a timeline and the figures of every node and edge into this folder, for "

@@ -5,6 +5,8 @@
 #include <torch/csrc/jit/api/module.h>
 #include <torch/nn/module.h>
 
+#include <algorithm>
+
 #include "yoke/base/error.h"
 #include "yoke/base/text.h"
 #include "yoke/checkpoint/safetensors.h"
@@ -14,49 +16,93 @@
 namespace yoke::flow {
 namespace {
 
+void flatten(const c10::IValue& value, const std::vector<std::string>& names, Tensors& out);
+
 uint64_t bytes_of(const auto& tensors) {
   uint64_t bytes = 0;
   for (const at::Tensor& tensor : tensors) bytes += tensor.nbytes();
   return bytes;
 }
 
-void flatten(const c10::IValue& value, Tensors& out) {
+// Of a dictionary what bears the names of the node's outputs, or the one thing that is in it; of
+// one within something else all, in its order.
+void flatten_named(const c10::Dict<c10::IValue, c10::IValue>& values,
+                   const std::vector<std::string>& names, Tensors& out) {
+  std::vector<std::string> keys;
+  for (const auto& item : values) keys.push_back(item.key().toStringRef());
+  if (names.empty() || (keys.size() == 1 && names.size() == 1)) {
+    for (const auto& item : values) flatten(item.value(), {}, out);
+    return;
+  }
+  for (const auto& name : names) {
+    const auto found = values.find(name);
+    if (found == values.end())
+      fail(Kind::Usage, "the model gives ", join(keys, ", "), ", and no '", name,
+           "': name them in `output`");
+    flatten(found->value(), {}, out);
+  }
+}
+
+void flatten(const c10::IValue& value, const std::vector<std::string>& names, Tensors& out) {
   if (value.isTensor()) {
     out.push_back(value.toTensor());
   } else if (value.isTuple()) {
-    for (const auto& item : value.toTupleRef().elements()) flatten(item, out);
+    for (const auto& item : value.toTupleRef().elements()) flatten(item, {}, out);
   } else if (value.isList()) {
-    for (const auto& item : value.toListRef()) flatten(item, out);
+    for (const auto& item : value.toListRef()) flatten(item, {}, out);
   } else if (value.isGenericDict()) {
-    for (const auto& item : value.toGenericDict()) flatten(item.value(), out);
+    flatten_named(value.toGenericDict(), names, out);
   } else {
     fail(Kind::Usage, "the model gives ", value.tagKind(), ", and a node gives tensors");
   }
 }
 
-Tensors flat(const c10::IValue& value) {
-  Tensors out;
-  flatten(value, out);
-  return out;
+// Of a module of either kind. A parameter without gradients is kept as a buffer is.
+void keep(Body& body, const auto& module) {
+  for (const auto& weight : module.parameters())
+    (weight.requires_grad() ? body.weights : body.buffers).push_back(weight);
+  for (const auto& buffer : module.buffers()) body.buffers.push_back(buffer);
+  body.bytes = bytes_of(body.state());
+}
+
+// "weight.0", "weight.1", "buffer.0", …
+std::vector<std::pair<std::string, at::Tensor>> named(const Body& body) {
+  std::vector<std::pair<std::string, at::Tensor>> result;
+  for (size_t i = 0; i < body.weights.size(); ++i)
+    result.emplace_back(cat("weight.", i), body.weights[i]);
+  for (size_t i = 0; i < body.buffers.size(); ++i)
+    result.emplace_back(cat("buffer.", i), body.buffers[i]);
+  return result;
 }
 
 Body script(const std::string& path, at::Device device) {
   auto module = std::make_shared<torch::jit::Module>(models::open_script(path, device));
   const auto arguments = models::inputs_of(*module, path);
   Body body;
-  for (const auto& weight : module->parameters())
-    if (weight.requires_grad()) body.weights.push_back(weight);
-  body.bytes = bytes_of(module->parameters()) + bytes_of(module->buffers());
+  keep(body, *module);
+  const std::string code = module->dump_to_str(true, false, false);
+  for (const char* drawing : {"dropout", "bernoulli", "torch.rand"})
+    body.draws = body.draws || code.find(drawing) != code.npos;
   body.set_mode = [module](bool training) { module->train(training); };
-  body.run = [module, path, count = arguments.size()](const Tensors& inputs, int64_t) {
+  const auto names = std::make_shared<std::vector<std::string>>();
+  body.name_outputs = [names](const std::vector<std::string>& given) { *names = given; };
+  body.run = [module, path, names, count = arguments.size()](const Tensors& inputs, int64_t) {
     if (inputs.size() > count)
       fail(Kind::Usage, "'", path, "' takes ", count, " values, got ", inputs.size());
-    return flat(module->forward({inputs.begin(), inputs.end()}));
+    Tensors out;
+    flatten(module->forward({inputs.begin(), inputs.end()}), *names, out);
+    return out;
   };
   return body;
 }
 
 }  // namespace
+
+Tensors Body::state() const {
+  Tensors all = weights;
+  all.insert(all.end(), buffers.begin(), buffers.end());
+  return all;
+}
 
 Open function(Function run) {
   return [run = std::move(run)](at::Device) { return Body{.run = run}; };
@@ -71,9 +117,10 @@ Body body_of(std::shared_ptr<torch::nn::Module> module, Function run, at::Device
   module->to(device);
   Body body{.run = std::move(run),
             .set_mode = [module](bool training) { module->train(training); }};
-  for (const auto& weight : module->parameters())
-    if (weight.requires_grad()) body.weights.push_back(weight);
-  body.bytes = bytes_of(module->parameters()) + bytes_of(module->buffers());
+  keep(body, *module);
+  body.draws = std::ranges::any_of(module->modules(), [](const auto& part) {
+    return part->name().find("Dropout") != std::string::npos;
+  });
   return body;
 }
 
@@ -100,14 +147,14 @@ Open file(std::string path, std::vector<plan::Port> inputs, std::vector<plan::Po
 
 void copy_weights(const Body& from, const Body& to) {
   const torch::NoGradGuard no_grad;
-  for (size_t i = 0; i < from.weights.size(); ++i) to.weights[i].copy_(from.weights[i]);
+  const auto source = from.state(), target = to.state();
+  for (size_t i = 0; i < source.size(); ++i) target[i].copy_(source[i]);
 }
 
-void save_weights(const Tensors& weights, const std::string& path) {
-  std::vector<std::pair<std::string, at::Tensor>> named;
-  for (size_t i = 0; i < weights.size(); ++i)
-    named.emplace_back(cat("weight.", i), weights[i].detach().cpu().contiguous());
-  checkpoint::write_safetensors(path, named);
+void save_weights(const Body& body, const std::string& path) {
+  auto tensors = named(body);
+  for (auto& [name, tensor] : tensors) tensor = tensor.detach().cpu().contiguous();
+  checkpoint::write_safetensors(path, tensors);
 }
 
 Open with_weights(Open open, std::string path) {
@@ -115,17 +162,17 @@ Open with_weights(Open open, std::string path) {
     Body body = open(device);
     const checkpoint::SafetensorsFile file(path);
     const torch::NoGradGuard no_grad;
-    for (size_t i = 0; i < body.weights.size(); ++i) {
-      const std::string name = cat("weight.", i);
-      if (!file.has(name) || file.tensor(name).sizes() != body.weights[i].sizes())
+    const auto tensors = named(body);
+    for (const auto& [name, tensor] : tensors) {
+      if (!file.has(name) || file.tensor(name).sizes() != tensor.sizes())
         fail(Kind::Io, "'", path, "' is of another model: ", name, " is ",
              file.has(name) ? cat(file.tensor(name).sizes()) : "missing", ", wanted ",
-             cat(body.weights[i].sizes()));
-      body.weights[i].copy_(file.tensor(name));
+             cat(tensor.sizes()));
+      at::Tensor(tensor).copy_(file.tensor(name));
     }
-    if (file.names().size() != body.weights.size())
-      fail(Kind::Io, "'", path, "' has ", file.names().size(), " weights, and the model ",
-           body.weights.size());
+    if (file.names().size() != tensors.size())
+      fail(Kind::Io, "'", path, "' has ", file.names().size(),
+           " weights and buffers, and the model ", tensors.size());
     return body;
   };
 }

@@ -27,11 +27,16 @@ using Function = std::function<Tensors(const Tensors& inputs, int64_t firing)>;
 struct Body {
   Function run = nullptr;
   Tensors weights = {};                                   // that gradients reach
+  Tensors buffers = {};                                   // what else it keeps: running means
   bool compiled = false;                                  // a package, which refuses a single row
   std::function<void(bool training)> set_mode = nullptr;  // of dropout and the like
-  std::string without_gradients = {};                     // why none can cross it; empty: they can
-  std::vector<plan::Port> inputs = {}, outputs = {};      // as far as it knows them
-  uint64_t bytes = 0;                                     // of weights and buffers
+  // Of its node: a model that gives a dictionary gives what bears these names.
+  std::function<void(const std::vector<std::string>& names)> name_outputs = nullptr;
+  std::string without_gradients = {};                 // why none can cross it; empty: they can
+  std::vector<plan::Port> inputs = {}, outputs = {};  // as far as it knows them
+  bool draws = false;                                 // from LibTorch's generator: dropout
+  uint64_t bytes = 0;                                 // of weights and buffers
+  Tensors state() const;                              // weights, then buffers
 };
 using Open = std::function<Body(at::Device device)>;
 
@@ -47,11 +52,12 @@ Body body_of(std::shared_ptr<torch::nn::Module> module, Function run, at::Device
 Open file(std::string path, std::vector<plan::Port> inputs = {},
           std::vector<plan::Port> outputs = {});
 
-// Of two bodies of one kind: the second gets the first one's.
+// Of two bodies of one kind: the second gets the first one's, buffers too.
 void copy_weights(const Body& from, const Body& to);
 
-// A safetensors file of weights in their order, and a body that begins with them. Throw Kind::Io.
-void save_weights(const Tensors& weights, const std::string& path);
+// A safetensors file of weights and buffers in their order, and a body that begins with them.
+// Throw Kind::Io.
+void save_weights(const Body& body, const std::string& path);
 Open with_weights(Open open, std::string path);
 
 template <typename Make>

@@ -54,6 +54,30 @@ void settle_phases(Graph& graph) {
     }
 }
 
+// What is suggested of a channel, in the keys of the edge that it is of; empty: it is of none.
+std::string keys_of(const Compiled& compiled, const plan::Suggestion& suggestion) {
+  const auto& part = *plan::with_parts(compiled.program)[size_t(suggestion.part + 1)];
+  std::string name = part.channels[size_t(suggestion.channel)].name;
+  name = name.substr(0, name.find(" (to send)"));
+  for (const auto& edge : compiled.graph.edges()) {
+    if (edge_name(compiled.graph, edge) != name) continue;
+    const int64_t held = suggestion.value, capacity = edge.options.capacity;
+    if (suggestion.kind == plan::Suggestion::Kind::Capacity)
+      return cat("on that edge: capacity = ", held);
+    if (suggestion.part >= 0) return {};  // no rounds, no delay
+    const int64_t a_round =
+        compiled.firings[size_t(edge.from)] *
+        compiled.graph.nodes()[size_t(edge.from)].outputs[size_t(edge.from_port)].tokens;
+    const int64_t staleness = (held + a_round - 1) / a_round;
+    return cat("on that edge: staleness = ", staleness,
+               capacity > 0 && capacity < staleness * a_round
+                   ? cat(" and capacity = ", staleness * a_round)
+                   : "",
+               ", with initial and initial_shape for the first round");
+  }
+  return {};
+}
+
 }  // namespace
 
 Compiled compile(Graph graph) {
@@ -100,6 +124,11 @@ Compiled compile(Graph graph) {
     }
     learn(node.inputs, body.inputs, node.name);
     learn(node.outputs, body.outputs, node.name);
+    if (body.name_outputs) {
+      std::vector<std::string> names;
+      for (const auto& output : node.outputs) names.push_back(output.port.name);
+      body.name_outputs(names);
+    }
     if (node.options.role == Role::Train && body.weights.empty())
       fail(yoke::Kind::Config, "node '", node.name, "' is to be trained and has no weights",
            body.without_gradients.empty() ? "" : cat(": ", body.without_gradients));
@@ -136,6 +165,24 @@ std::string Compiled::placement() const {
   return text;
 }
 
+std::vector<std::string> Compiled::warnings() const {
+  std::map<topo::Device, std::vector<size_t>> drawing;
+  for (size_t i = 0; i < bodies.size(); ++i)
+    if (bodies[i].draws && graph.nodes()[i].options.role == Role::Train)
+      drawing[graph.options().devices[size_t(queue_of[i])]].push_back(i);
+  std::vector<std::string> texts;
+  for (const auto& [device, nodes] : drawing) {
+    const auto queue = [&](size_t node) { return queue_of[node]; };
+    if (std::ranges::all_of(nodes, [&](size_t i) { return queue(i) == queue(nodes[0]); })) continue;
+    std::vector<std::string> names;
+    for (const size_t i : nodes) names.push_back(cat("'", graph.nodes()[i].name, "'"));
+    texts.push_back(cat("nodes ", join(names, ", "), " draw (dropout) from the one generator of ",
+                        topo::to_text(device), ", whoever comes first: no two runs are equal; put ",
+                        "them on one place ([[colocate]]), or take the dropout out"));
+  }
+  return texts;
+}
+
 std::string Compiled::verdict() const {
   return plan::hangs_on_timing(program) ? "deadlock-free, not deterministic" : "deadlock-free";
 }
@@ -146,10 +193,8 @@ void check(const Compiled& compiled) {
   // The cure in the words of a flow.
   using Kind = plan::Suggestion::Kind;
   std::string cure;
-  if (knot->suggestion.kind == Kind::Tokens)
-    cure = "on that edge: staleness = 1, with initial and initial_shape for the first round";
-  if (knot->suggestion.kind == Kind::Capacity)
-    cure = cat("on that edge: capacity = ", knot->suggestion.value);
+  if (knot->suggestion.kind == Kind::Tokens || knot->suggestion.kind == Kind::Capacity)
+    cure = keys_of(compiled, knot->suggestion);
   if (knot->suggestion.kind == Kind::Swap || knot->suggestion.kind == Kind::Move)
     cure = "their order is that of the nodes in the flow, and of their phases";
   std::string text = knot->text(compiled.program);

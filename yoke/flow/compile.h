@@ -51,6 +51,8 @@ struct Compiled {
   std::vector<bool> trains = {};               // by node: gradients pass it
   // How a table for people puts it: nodes, devices, memory.
   std::string placement() const;
+  // What may not be meant.
+  std::vector<std::string> warnings() const;
   std::string verdict() const;  // "deadlock-free", "deadlock-free, not deterministic"
   std::optional<plan::Knot> knot(const plan::ProveOptions& options = {}) const;
 };

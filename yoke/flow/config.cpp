@@ -149,7 +149,8 @@ Fields node_fields(NodeSection& node) {
           {"node", "replicas", &node.replicas,
            "several devices: the rows are cut over a copy on each", 0},
           {"node", "role", &node.role,
-           "infer, train (it has an optimizer), frozen (gradients pass)", "infer train frozen"},
+           "infer (gradients stop), train (it has an optimizer), frozen (they pass)",
+           "infer train frozen"},
           {"node", "input", &node.input, "ports in the model's order: x:FP32[b,4], x, 2*x"},
           {"node", "output", &node.output, "likewise"},
           {"node", "loss", &node.loss, "the output that is to become small"},
@@ -407,6 +408,52 @@ std::vector<std::vector<int>> lists(const Words& words) {
   return result;
 }
 
+// Ensembles and branches, each after those that it names.
+void make_in_order(Graph& graph, const Sections& all) {
+  struct Pattern {
+    std::string name;
+    Words needs;
+    std::function<void()> make;
+  };
+  std::vector<Pattern> patterns;
+  for (const auto& e : all.ensembles) {
+    patterns.push_back({e.name, e.nodes, [&] {
+                          graph.ensemble(e.name, e.input,
+                                         {.nodes = e.nodes,
+                                          .merge = e.merge,
+                                          .weights = e.weights,
+                                          .device = int(e.device),
+                                          .edge = options_of(e.edge)});
+                        }});
+    patterns.back().needs.push_back(e.input);
+  }
+  for (const auto& b : all.branches) {
+    patterns.push_back({b.name, {b.when, b.then_gives, b.else_gives}, [&] {
+                          graph.branch(b.name, {.when = b.when,
+                                                .then = b.then_nodes,
+                                                .otherwise = b.else_nodes,
+                                                .then_gives = b.then_gives,
+                                                .otherwise_gives = b.else_gives,
+                                                .device = int(b.device)});
+                        }});
+    for (const auto* nodes : {&b.then_nodes, &b.else_nodes})
+      patterns.back().needs.insert(patterns.back().needs.end(), nodes->begin(), nodes->end());
+  }
+  while (!patterns.empty()) {
+    const auto waits = [&](const Pattern& pattern) {
+      return std::ranges::any_of(pattern.needs, [&](const std::string& need) {
+        const auto other =
+            std::ranges::find(patterns, need.substr(0, need.rfind('.')), &Pattern::name);
+        return other != patterns.end() && &*other != &pattern;
+      });
+    };
+    const auto found = std::ranges::find_if_not(patterns, waits);
+    const auto next = found == patterns.end() ? patterns.begin() : found;  // in a circle: it tells
+    next->make();
+    patterns.erase(next);
+  }
+}
+
 Config read_config(const std::filesystem::path& given, const std::vector<std::string>& overrides,
                    const topo::Host* host, const std::string& within, std::set<std::string> outer) {
   const auto path = std::filesystem::is_directory(given) ? given / "flow.toml" : given;
@@ -444,20 +491,10 @@ Config read_config(const std::filesystem::path& given, const std::vector<std::st
                     host, cat(within, sub.name, "/"), outer)
             .graph,
         as_ints(sub.devices));
-  for (const auto& e : all.ensembles)
-    graph.ensemble(e.name, e.input,
-                   {.nodes = e.nodes,
-                    .merge = e.merge,
-                    .weights = e.weights,
-                    .device = int(e.device),
-                    .edge = options_of(e.edge)});
-  for (const auto& b : all.branches)
-    graph.branch(b.name, {.when = b.when,
-                          .then = b.then_nodes,
-                          .otherwise = b.else_nodes,
-                          .then_gives = b.then_gives,
-                          .otherwise_gives = b.else_gives,
-                          .device = int(b.device)});
+  // Named by edges that come before the copies do.
+  for (const auto& s : all.splits)
+    if (!s.nodes.empty()) graph.name_ports(s.name, s.nodes.front(), s.nodes.back());
+  make_in_order(graph, all);
   for (const auto& chain : all.chains) graph.chain(chain.nodes, options_of(chain.edge));
   for (const auto& e : all.exchanges) {
     if (e.what == "outputs" || e.what == "features") {

@@ -158,7 +158,7 @@ void add_edge_cases(std::vector<Case>& cases, const std::string& section, const 
 
 std::vector<Case> all_cases(const Folder& folder) {
   using C = const Config&;
-  save_weights(word("mlp:2,2", "kept")(at::kCPU).weights, (folder.path / "n.safetensors").string());
+  save_weights(word("mlp:2,2", "kept")(at::kCPU), (folder.path / "n.safetensors").string());
   std::vector<Case> cases{
       {"flow.name", "\"mine\"", [](C c) { return c.graph.options().name == "mine"; }},
       {"flow.devices", "\"cpu:5\"", [](C c) { return c.graph.options().devices.size() == 5; }},
@@ -702,6 +702,67 @@ from = "pick"
       return x;
     });
   }
+}
+
+TEST(FlowConfig, CopiesAreNamedByTheirPorts) {
+  const Folder folder;
+  const std::string text = kBegin + node_text("front", "scale:by=2", -1) +
+                           node_text("back", "scale:by=3", -1) + node_text("after", "same", 0) +
+                           R"(
+[[chain]]
+nodes = ["x", "copies", "after"]
+[[output]]
+port = "y"
+from = "after"
+[[data_parallel]]
+name = "copies"
+nodes = ["front", "back"]
+devices = ["0,1", "1,0"]
+)";
+  std::string by_ports = text;
+  const std::string chain = "[[chain]]\nnodes = [\"x\", \"copies\", \"after\"]\n";
+  by_ports.replace(by_ports.find(chain), chain.size(),
+                   "[[edge]]\nfrom = \"x\"\nto = \"copies.x\"\n"
+                   "[[ensemble]]\nname = \"mean\"\nnodes = [\"copies\"]\n"
+                   "[[edge]]\nfrom = \"mean\"\nto = \"after\"\n");
+  for (const auto& flow : {text, by_ports})
+    expect_gives(folder, flow, {1, 5}, [](double x) { return 6 * x; });
+}
+
+// What an ensemble takes and what it merges may be of patterns that are told after it.
+TEST(FlowConfig, EnsemblesAndBranchesMayBeOfEachOther) {
+  const Folder folder;
+  std::string text = kBegin + std::string("to = [\"gate\", \"small\", \"large\"]\n");
+  for (const auto& [name, model] : {std::pair{"gate", "above:than=10"},
+                                    {"small", "scale:by=2"},
+                                    {"large", "scale:by=10"},
+                                    {"half", "scale:by=0.5"},
+                                    {"twice", "scale:by=2"}})
+    text += node_text(name, model, 0);
+  text += R"(
+[[ensemble]]
+name = "last"
+nodes = ["mix", "pick"]
+merge = "weighted"
+weights = [1, 100]
+[[ensemble]]
+name = "mix"
+input = "pick"
+nodes = ["half", "twice"]
+merge = "weighted"
+weights = [1, 1]
+[[branch]]
+name = "pick"
+when = "gate"
+then = ["large"]
+then_gives = "large"
+else = ["small"]
+else_gives = "small"
+[[output]]
+port = "y"
+from = "last"
+)";
+  expect_gives(folder, text, {4, 16}, [](double x) { return (x > 10 ? 10 * x : 2 * x) * 102.5; });
 }
 
 TEST(FlowConfig, ALoopInALoopInEitherOrder) {

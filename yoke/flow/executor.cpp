@@ -17,6 +17,7 @@ struct Executor::Impl {
 
   void start() {
     if (lost) fail(Kind::Timeout, "a node of this flow has not come back; make another Executor");
+    if (run.finished && collected < run.target) raise();  // of a round that nobody collected
     if (const auto why = run.stopped()) {
       run.forget_stop();
       fail(Kind::Cancelled, "the flow was stopped: ", *why);
@@ -115,9 +116,9 @@ void Executor::submit(const Tensors& inputs) {
   if (inputs.size() != run.feeds.size())
     fail(Kind::Usage, "the flow takes ", run.feeds.size(), " inputs (", join(this->inputs(), ", "),
          "), got ", inputs.size());
+  impl_->start();  // which tells of a failure before anything else
   if (run.target - impl_->collected >= int64_t(kMostUnderWay))
     fail(Kind::Usage, kMostUnderWay, " rounds were submitted and not collected; collect() first");
-  impl_->start();
   run.keeps_last = false;
   for (size_t i = 0; i < inputs.size(); ++i) {
     Value value = leave(inputs[i]);
@@ -167,6 +168,7 @@ int64_t Executor::rounds() const {
   return std::ranges::min_element(done, {}, [](const auto& n) { return n.load(); })->load();
 }
 
+bool Executor::lost() const { return impl_->lost; }
 bool Executor::done() const { return impl_->run.all_done(); }
 
 std::vector<double> Executor::losses(const std::string& node) const {
@@ -176,9 +178,12 @@ std::vector<double> Executor::losses(const std::string& node) const {
 const std::vector<std::string>& Executor::inputs() const { return impl_->run.input_names; }
 const std::vector<std::string>& Executor::outputs() const { return impl_->run.output_names; }
 const Compiled& Executor::compiled() const { return impl_->run.compiled; }
-const std::vector<at::Tensor>& Executor::weights(const std::string& node) const {
+const Body& Executor::body(const std::string& node) const {
   impl_->run.synchronize();
-  return compiled().bodies[size_t(compiled().graph.find(node))].weights;
+  return compiled().bodies[size_t(compiled().graph.find(node))];
+}
+const std::vector<at::Tensor>& Executor::weights(const std::string& node) const {
+  return body(node).weights;
 }
 Report Executor::report() const {
   wait();  // an output may be there before the last of the queues is done

@@ -45,6 +45,7 @@ struct Report {
   };
   struct OfEdge {
     std::string name = {};
+    std::string queue = {};  // that takes, and spends the time that moving takes; none: several
     int64_t values = 0;
     uint64_t bytes = 0, lost = 0;
     double wait_s = 0;  // of who takes
@@ -55,7 +56,7 @@ struct Report {
   std::vector<OfEdge> edges = {};
   int64_t rounds = 0;
   double seconds = 0;
-  // The node or edge that makes a round as long as it is, as a sentence.
+  // The node or edge that takes most of the time of the busiest queue, as a sentence.
   std::string bottleneck() const;
   std::string table() const;
   std::string json() const;
@@ -94,9 +95,11 @@ class Executor {
   std::vector<plan::Port> input_ports() const;
   std::vector<plan::Port> output_ports() const;
   const Compiled& compiled() const;
-  const std::vector<at::Tensor>& weights(const std::string& node) const;  // between rounds
+  const Body& body(const std::string& node) const;                        // between rounds
+  const std::vector<at::Tensor>& weights(const std::string& node) const;  // likewise
   void wait() const;       // until all rounds are done; throws the first failure
   bool done() const;       // they are
+  bool lost() const;       // a node has not come back, and nothing goes on any more
   int64_t rounds() const;  // that are done so far; from any thread
   Report report() const;   // likewise
 

@@ -30,12 +30,12 @@ namespace {
 
 void check_exchange(const Compiled& compiled, const Exchange& exchange) {
   const auto name = [&](int node) { return compiled.graph.nodes()[size_t(node)].name; };
-  const auto& first = compiled.bodies[size_t(exchange.nodes[0])].weights;
+  const auto first = compiled.bodies[size_t(exchange.nodes[0])].state();
   for (const int node : exchange.nodes) {
-    const auto& weights = compiled.bodies[size_t(node)].weights;
-    if (weights.empty())
+    const auto& body = compiled.bodies[size_t(node)];
+    if (body.weights.empty())
       fail(Kind::Config, "exchange '", exchange.name, "': node '", name(node), "' has no weights");
-    const bool alike = std::ranges::equal(weights, first, [](const auto& a, const auto& b) {
+    const bool alike = std::ranges::equal(body.state(), first, [](const auto& a, const auto& b) {
       return a.sizes() == b.sizes() && a.dtype() == b.dtype();
     });
     if (!alike)

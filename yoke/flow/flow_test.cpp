@@ -130,6 +130,19 @@ TEST(Flow, RatesThatDoNotBalanceAreRefusedByName) {
   EXPECT_TRUE(has(text, "edge 'a.z -> b.w'") && has(text, "no numbers of firings balance")) << text;
 }
 
+TEST(Flow, ANamedSizeIsTheSameInAndOut) {
+  auto graph = graph_on("cpu");
+  graph.input("x", {});
+  graph.node("cut", function([](const Tensors& in) { return in[0].narrow(0, 0, 2); }),
+             {.inputs = {"x:FP32[n,4]"}, .outputs = {"y:FP32[n,4]"}});
+  graph.edge("x", "cut");
+  graph.output("y", "cut");
+  Executor executor(compile(graph));
+  executor.step({at::zeros({2, 4})});
+  const auto text = error_of([&] { executor.step({at::zeros({3, 4})}); });
+  EXPECT_TRUE(has(text, "node 'cut' in round 1: output 'y' wants")) << text;
+}
+
 Graph loop_graph(int nearer, int judge) {
   auto graph = graph_on("cpu:2");
   graph.input("a:FP32[n]", {});
@@ -263,6 +276,23 @@ TEST(Flow, AGraphWithinAGraph) {
   EXPECT_EQ(compiled.queue_of[size_t(compiled.graph.find("first/a"))], 1);
   Executor executor(compiled);
   EXPECT_EQ(number(executor.step({at::zeros({1})})[0]), 3);
+}
+
+TEST(Flow, CopiesWithinAGraphAreOnItsDevices) {
+  auto inner = graph_on("cpu:2");
+  inner.input("x", {});
+  inner.node("a", plus(1), {.replicas = {1, 0}});
+  inner.edge("x", "a");
+  inner.output("y", "a");
+  auto graph = graph_on("cpu:4");
+  graph.input("x", {});
+  graph.subgraph("part", inner, {3, 2});
+  graph.edge("x", "part.x");
+  graph.output("y", "part.y");
+  const auto compiled = compile(graph);
+  EXPECT_EQ(compiled.queue_of[size_t(compiled.graph.find("part/a"))], 2);
+  EXPECT_EQ(compiled.queue_of[size_t(compiled.graph.find("part/a@1"))], 3);
+  EXPECT_TRUE(has(error_of([&] { graph.subgraph("other", inner, {0}); }), "devices lists 1"));
 }
 
 TEST(Flow, ATransportIsTheSameMemoryOrACopy) {
@@ -511,7 +541,32 @@ TEST(Flow, ACapacityThatIsTooSmallIsFound) {
              {.device = 1, .inputs = {"3*x"}});
   graph.edge("count", "three", {.capacity = 2});
   const auto text = error_of([&] { check(compile(graph)); });
-  EXPECT_TRUE(has(text, "count.y -> three.x") && has(text, "capacity of 3")) << text;
+  EXPECT_TRUE(has(text, "count.y -> three.x") && has(text, "(on that edge: capacity = 3)")) << text;
+  auto cured = graph_on("cpu:2");
+  cured.node("count", counts(), {.device = 0, .outputs = {"y"}});
+  cured.node("three", function([](const Tensors& in) { return in[0].sum(); }),
+             {.device = 1, .inputs = {"3*x"}});
+  cured.edge("count", "three", {.capacity = 3});
+  check(compile(cured));
+}
+
+// A round of delay is as many values as a round has, and they must fit.
+TEST(Flow, ACureIsInTheKeysOfTheEdge) {
+  const auto circle = [](EdgeOptions back) {
+    auto graph = graph_on("cpu:2");
+    for (const int at : {0, 1})
+      graph.node(
+          cat("n", at), plus(1),
+          {.device = at, .inputs = {at == 0 ? "3*x" : "x"}, .outputs = {at == 0 ? "3*y" : "y"}});
+    graph.edge("n0", "n1"), graph.edge("n1", "n0", back);
+    return compile(graph);
+  };
+  const auto text = error_of([&] { check(circle({})); });
+  EXPECT_TRUE(has(text, "hold 3 values") && has(text, "'n1.y -> n0.x'") &&
+              has(text, "(on that edge: staleness = 1, with"))
+      << text;
+  check(circle({.staleness = 1, .initial_shape = {1}}));
+  EXPECT_TRUE(has(error_of([&] { check(circle({.capacity = 3})); }), "staleness = 1, with"));
 }
 
 TEST(Flow, ShapesThatDisagreeAreFoundBeforeItRuns) {
@@ -587,6 +642,10 @@ TEST(Flow, PlacesKeepTogetherAndApart) {
   for (const char* name : {"a", "b", "c"}) narrow.node(name, counts(), {.outputs = {"y"}});
   narrow.separate({"a", "b", "c"});
   EXPECT_TRUE(has(error_of([&] { compile(narrow); }), "only 2 devices"));
+  auto crossed = graph_on("cpu:2");  // the first two on two devices leave none to the third
+  for (const char* name : {"a", "c", "b"}) crossed.node(name, counts(), {.outputs = {"y"}});
+  crossed.separate({"a", "b"}), crossed.separate({"c", "b"});
+  EXPECT_EQ(compile(crossed).queue_of, (std::vector<int>{0, 0, 1}));
   auto pinned = graph_on("cpu:2");
   pinned.node("a", counts(), {.device = 0, .outputs = {"y"}});
   pinned.node("b", counts(), {.device = 1, .outputs = {"y"}});
@@ -728,6 +787,34 @@ TEST(Flow, TheBottleneckIsNamed) {
   EXPECT_TRUE(has(named(5, 1, 4), "loader 'load' on "));
   EXPECT_TRUE(has(named(1, 5, 4), "node 'work' on "));
   EXPECT_TRUE(has(named(0.1, 0.1, 64 << 20), "edge 'load.y -> work.x'"));
+}
+
+TEST(Flow, TheBottleneckIsOnTheDeviceThatIsBusiest) {
+  Report report{.seconds = 1};
+  for (int i = 0; i < 10; ++i)
+    report.nodes.push_back({.name = cat("small", i), .queue = "cpu#0", .compute_s = 0.08});
+  report.nodes[3].back_s = 0.01;
+  report.nodes.push_back({.name = "middling", .queue = "cpu#1", .compute_s = 0.3});
+  EXPECT_EQ(report.bottleneck(),
+            "node 'small3' on cpu#0: it computes 9 % of the time, and all that is there 81 %");
+  report.edges = {{.name = "a.y -> b.x", .queue = "cpu#1", .values = 2, .bytes = 8, .move_s = 0.6}};
+  EXPECT_EQ(report.bottleneck(),
+            "edge 'a.y -> b.x': 60 % of the time its values are moved, 4 B each");
+}
+
+TEST(Flow, WaitingWhereQueuesMeetIsInTheFigures) {
+  auto graph = loop_graph(0, 1);
+  graph.node("late", plus(0), {.device = 1, .phase = 1});
+  graph.edge("judge", "late");
+  Executor executor(compile(graph));
+  executor.step({at::full({3}, 2.0)});
+  const auto report = executor.report();
+  for (const char* name : {"loop refine", "phases"}) {
+    const auto row = std::ranges::find(report.edges, name, &Report::OfEdge::name);
+    ASSERT_NE(row, report.edges.end()) << name;
+    EXPECT_GT(row->values, 0) << name;
+    EXPECT_GT(row->wait_s, 0) << name;
+  }
 }
 
 TEST(Flow, EveryBeginsAnewAfterAFailure) {

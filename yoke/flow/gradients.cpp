@@ -17,7 +17,7 @@ bool floating(const Port& port) {
 }
 
 // Why gradients cannot cross the edge; empty: they can.
-std::string obstacle(const Graph& graph, const Edge& edge) {
+std::string obstacle(const Graph& graph, const std::vector<Body>& bodies, const Edge& edge) {
   const auto& from = graph.nodes()[size_t(edge.from)];
   const auto& to = graph.nodes()[size_t(edge.to)];
   if (edge.options.policy != Policy::Block) return "its policy loses values";
@@ -26,17 +26,21 @@ std::string obstacle(const Graph& graph, const Edge& edge) {
   if (from.region >= 0 || to.region >= 0) return "it is in a loop or branch";
   if (!floating(from.outputs[size_t(edge.from_port)]) || !floating(to.inputs[size_t(edge.to_port)]))
     return "its values are whole numbers";
+  if (to.options.role == Role::Infer && to.options.loss.empty() &&
+      !bodies[size_t(edge.to)].weights.empty())
+    return cat("'", to.name, "' has role = infer; role = frozen lets them pass its weights");
   return {};
 }
 
 // The first edge after the node that lets no gradients through, or that there is none.
-std::string stop_of(const Graph& graph, const std::vector<bool>& open, int node) {
+std::string stop_of(const Graph& graph, const std::vector<Body>& bodies,
+                    const std::vector<bool>& open, int node) {
   std::vector<int> reached{node};
   for (size_t at = 0; at < reached.size(); ++at)
     for (size_t i = 0; i < open.size(); ++i) {
       const auto& edge = graph.edges()[i];
       if (edge.from != reached[at]) continue;
-      const auto why = obstacle(graph, edge);
+      const auto why = obstacle(graph, bodies, edge);
       if (!open[i])
         return cat("edge '", edge_name(graph, edge),
                    "' lets no gradients through: ", why.empty() ? "gradients = false" : why);
@@ -53,7 +57,8 @@ Gradients find_gradients(const Graph& graph, const std::vector<Body>& bodies) {
   Gradients out;
   std::vector<bool> open(edges.size());
   for (size_t i = 0; i < edges.size(); ++i)
-    open[i] = edges[i].options.gradients.value_or(true) && obstacle(graph, edges[i]).empty();
+    open[i] =
+        edges[i].options.gradients.value_or(true) && obstacle(graph, bodies, edges[i]).empty();
   // From what is trained downwards, from losses upwards, until nothing changes.
   std::vector<bool> from_trained(nodes.size()), to_loss(nodes.size());
   for (size_t i = 0; i < nodes.size(); ++i) {
@@ -75,7 +80,7 @@ Gradients find_gradients(const Graph& graph, const std::vector<Body>& bodies) {
     const auto from = size_t(edges[i].from), to = size_t(edges[i].to);
     out.carried[i] = open[i] && from_trained[from] && to_loss[to];
     if (edges[i].options.gradients.value_or(false) && !out.carried[i]) {
-      const auto why = obstacle(graph, edges[i]);
+      const auto why = obstacle(graph, bodies, edges[i]);
       fail(Kind::Config, "edge '", edge_name(graph, edges[i]), "' is to carry gradients, and ",
            !why.empty()          ? why
            : !from_trained[from] ? "nothing before it is trained"
@@ -93,7 +98,7 @@ Gradients find_gradients(const Graph& graph, const std::vector<Body>& bodies) {
     if (trained && !to_loss[i])
       fail(Kind::Config, "node '", nodes[i].name,
            "' is to be trained, and none of its edges leads ", "to a loss; ",
-           stop_of(graph, open, int(i)));
+           stop_of(graph, bodies, open, int(i)));
     if (trained && nodes[i].region >= 0)
       fail(Kind::Config, "node '", nodes[i].name,
            "' is to be trained, and is in a loop or branch, ", "where gradients do not go");

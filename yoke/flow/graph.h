@@ -133,7 +133,7 @@ class Graph {
     std::string merge = "mean";
     std::vector<double> weights = {};
     int device = -1;
-    EdgeOptions edge = {};
+    EdgeOptions edge = {};  // to the merge; of the input capacity, transport and gradients alone
   };
   void ensemble(const std::string& name, const std::string& input, const Ensemble& options);
   // Each one's first output to the next one's first input.
@@ -182,6 +182,8 @@ class Graph {
     std::vector<std::vector<int>> devices = {};
   };
   void data_parallel(const std::string& name, const Split& options);
+  // NAME.x and NAME.y, for edges that are told before copies are made of what is between the two.
+  void name_ports(const std::string& name, const std::string& first, const std::string& last);
   // All nodes of another graph as NAME/node; its inputs and outputs are ports of NAME.
   void subgraph(const std::string& name, const Graph& graph, const std::vector<int>& devices = {});
 

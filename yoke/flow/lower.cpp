@@ -49,6 +49,7 @@ class Lowering {
       queues_.push_back(std::ranges::count(devices_, devices_[i]) > 1 ? cat(devices_[i], "#", i)
                                                                       : devices_[i]);
     check_arms();
+    check_rounds();
     gradients_ = find_gradients(graph_, out_.bodies);
     out_.carries.resize(nodes_.size());
     out_.trains = gradients_.trains;
@@ -107,6 +108,28 @@ class Lowering {
           fail(yoke::Kind::Config, "edge '", edge_name(graph_, edge), "' leaves an arm of branch '",
                region.name, "', which may not run; take '", region.name, ".y'");
       }
+    }
+  }
+
+  // `every` and `staleness` count rounds; a loop has turns, and an arm does not run in all of them.
+  void check_rounds() const {
+    for (const auto& edge : graph_.edges()) {
+      const Level from = level_of(edge.from), to = level_of(edge.to);
+      const Level inner = to.region >= 0 ? to : from;
+      if (inner.region < 0) continue;
+      Level both = from;
+      while (!within(edge.to, both)) both = above(both);
+      const auto& region = graph_.regions()[size_t(inner.region)];
+      const bool loop = region.kind == Region::Kind::Loop;
+      const bool enters_arm = from.region < 0 && !loop && region.parent < 0;
+      const char* key = edge.options.staleness > 0 && both.region >= 0 ? "staleness"
+                        : edge.options.every > 1 && !enters_arm        ? "every"
+                                                                       : nullptr;
+      if (key != nullptr)
+        fail(yoke::Kind::Config, "edge '", edge_name(graph_, edge), "': ", key,
+             " counts rounds, and ", loop ? "loop '" : "branch '", region.name,
+             "' does not run the edge's end once in each; give it to an edge outside, between two ",
+             "nodes (`same` does nothing) before or after the ", loop ? "loop" : "branch");
     }
   }
 

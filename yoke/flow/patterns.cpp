@@ -29,7 +29,11 @@ void Graph::ensemble(const std::string& name, const std::string& input, const En
   want(count > 0, name, "an ensemble wants nodes");
   want(options.merge != "weighted" || options.weights.size() == count, name,
        "weighted wants a weight for each of its ", count, " nodes, got ", options.weights.size());
-  const auto nodes = find_all(options.nodes);
+  std::set<std::pair<int, int>> ends;
+  for (const auto& node : options.nodes) {
+    const End end = end_of(node, true);
+    want(ends.insert({end.node, end.port}).second, name, "node '", node, "' is named twice");
+  }
   const std::set<std::string> words{"mean", "vote", "stack", "weighted", "concat"};
   int merge = -1;
   if (words.contains(options.merge)) {
@@ -47,8 +51,11 @@ void Graph::ensemble(const std::string& name, const std::string& input, const En
          count, " inputs to merge so many, got ", nodes_[size_t(merge)].inputs.size());
     also_[cat("<", name, ".y")] = options.merge;
   }
+  const EdgeOptions way{.capacity = options.edge.capacity,
+                        .transport = options.edge.transport,
+                        .gradients = options.edge.gradients};
   for (size_t i = 0; i < count; ++i) {
-    if (!input.empty()) connect(end_of(input, true), end_of(options.nodes[i], false), options.edge);
+    if (!input.empty()) connect(end_of(input, true), end_of(options.nodes[i], false), way);
     connect(end_of(options.nodes[i], true), {merge, int(i)}, options.edge);
   }
 }
@@ -200,6 +207,11 @@ void Graph::branch(const std::string& name, const Branch& options) {
   for (int arm = 0; arm < 2; ++arm) enclose(arms[arm], region, arm);
 }
 
+void Graph::name_ports(const std::string& name, const std::string& first, const std::string& last) {
+  also_[cat(">", name, ".x")] = first;
+  also_[cat("<", name, ".y")] = last;
+}
+
 void Graph::data_parallel(const std::string& name, const Split& options) {
   const int copies = int(options.devices.size());
   want(copies >= 1 && !options.nodes.empty(), name,
@@ -325,14 +337,17 @@ void Graph::subgraph(const std::string& name, const Graph& graph, const std::vec
       for (auto& port : *ports)
         for (auto& size : port.port.shape)
           if (!size.name.empty()) size.name = cat(name, "/", size.name);
-    const int device = node.options.device;
-    if (!devices.empty() && device >= 0) {
-      want(device < int(devices.size()), name, "the graph within has a device ", device,
-           ", and devices lists ", devices.size());
-      node.options.device = devices[size_t(device)];
+    std::vector<int*> places{&node.options.device};
+    for (int& replica : node.options.replicas) places.push_back(&replica);
+    for (int* const place : places) {
+      if (!devices.empty() && *place >= 0) {
+        want(*place < int(devices.size()), name, "the graph within has a device ", *place,
+             ", and devices lists ", devices.size());
+        *place = devices[size_t(*place)];
+      }
+      want(*place < int(options_.devices.size()), name, "node '", node.name, "' wants device ",
+           *place, ", and the flow has ", options_.devices.size());
     }
-    want(node.options.device < int(options_.devices.size()), name, "node '", node.name,
-         "' wants device ", node.options.device, ", and the flow has ", options_.devices.size());
     if (!node.options.weights_of.empty())
       node.options.weights_of = cat(name, "/", node.options.weights_of);
     if (node.region >= 0) node.region += regions;

@@ -2,6 +2,7 @@
 #include "yoke/flow/place.h"
 
 #include <algorithm>
+#include <functional>
 #include <numeric>
 
 #include "yoke/base/error.h"
@@ -91,31 +92,47 @@ std::vector<int> place(const Graph& graph) {
     }
     return false;
   };
-  for (size_t i = 0; i < nodes.size(); ++i) {
-    if (placed(int(i)) >= 0) continue;
-    int best = -1;
+  // Where a node may go, the best first.
+  const auto choices = [&](int node) {
+    std::vector<int> free;
+    for (int device = 0; device < int(devices.size()); ++device)
+      if (!barred(node, device)) free.push_back(device);
+    std::ranges::stable_sort(free, {}, [&](int device) { return load[size_t(device)]; });
     // What Yoke has put in itself stands beside what it cuts, or the last of what it joins: the
     // first is often beside the source, which has enough to do.
-    if (!nodes[i].what.empty())
+    int beside = -1;
+    if (!nodes[size_t(node)].what.empty())
       for (const auto& edge : graph.edges()) {
-        const bool joins = edge.to == int(i);
-        const int other = edge.from == int(i) ? edge.to : joins ? edge.from : int(i);
-        if ((best < 0 || joins) && placed(other) >= 0 && !barred(int(i), placed(other)))
-          best = placed(other);
+        const bool joins = edge.to == node;
+        const int other = edge.from == node ? edge.to : joins ? edge.from : node;
+        if ((beside < 0 || joins) && placed(other) >= 0 && !barred(node, placed(other)))
+          beside = placed(other);
       }
-    for (int device = 0; best < 0 && device < int(devices.size()); ++device) {
-      if (barred(int(i), device)) continue;
-      if (std::ranges::all_of(load, [&](int other) { return load[size_t(device)] <= other; }))
-        best = device;
+    if (beside >= 0) std::ranges::rotate(free, std::ranges::find(free, beside));
+    return free;
+  };
+  // Each where it is best, and elsewhere where that leaves no place for a later one.
+  constexpr int kMostTries = 100'000;
+  int tries = 0, stuck = -1;
+  const std::function<bool(size_t)> place_from = [&](size_t i) {
+    while (i < nodes.size() && placed(int(i)) >= 0) ++i;
+    if (i == nodes.size()) return true;
+    auto& place = of_set[size_t(sets.find(int(i)))];
+    for (const int device : choices(int(i))) {
+      if (++tries > kMostTries) return false;
+      place = device;
+      ++load[size_t(device)];
+      if (place_from(i + 1)) return true;
+      place = -1;
+      --load[size_t(device)];
     }
-    for (int device = 0; best < 0 && device < int(devices.size()); ++device)
-      if (!barred(int(i), device)) best = device;
-    if (best < 0)
-      fail(Kind::Config, "node '", nodes[i].name, "' must be separate from others, and there are ",
-           "only ", devices.size(), " devices; give more by flow.devices");
-    settle(int(i), best);
-    ++load[size_t(best)];
-  }
+    if (stuck < 0) stuck = int(i);
+    return false;
+  };
+  if (!place_from(0))
+    fail(Kind::Config, "node '", nodes[size_t(std::max(stuck, 0))].name,
+         "' must be separate from others, and there are only ", devices.size(),
+         " devices; give more by flow.devices, or pin nodes");
   std::vector<int> result;
   for (size_t i = 0; i < nodes.size(); ++i) result.push_back(placed(int(i)));
   for (const auto& list : graph.apart())

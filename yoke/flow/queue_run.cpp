@@ -84,6 +84,7 @@ Run::Run(Compiled given, RunOptions options)
       edges(compiled.graph.edges().size()),
       gradients(edges.size()),
       trades(compiled.graph.exchanges().size() * compiled.program.queues.size()),
+      meetings((compiled.graph.regions().size() + 1) * compiled.program.queues.size()),
       begun(compiled.program.queues.size()),
       done(compiled.program.queues.size()),
       wakes(compiled.program.queues.size()) {
@@ -114,8 +115,13 @@ Run::Run(Compiled given, RunOptions options)
     const std::string name = edge_name(graph, graph.edges()[i]);
     edges[i].transport = gradients[i].transport =
         transport_of(graph, compiled.queue_of, graph.edges()[i]);
+    const auto queue = [&](int node) {
+      return compiled.program.queues[size_t(compiled.queue_of[size_t(node)])];
+    };
     edges[i].figures.name = name;
+    edges[i].figures.queue = queue(graph.edges()[i].to);
     gradients[i].figures.name = "gradient of " + name;
+    gradients[i].figures.queue = queue(graph.edges()[i].from);
   }
   reset();
 }

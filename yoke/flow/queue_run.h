@@ -30,8 +30,8 @@ struct NodeState {
   std::shared_ptr<torch::optim::Optimizer> optimizer = nullptr;
   bool shares = false;  // its body is another's too: the mode is set before each firing
   std::vector<double> losses = {};
-  Tensors pending = {};                 // of a GPU: not read yet
-  std::deque<at::Tensor> history = {};  // what it gave to an exchange, the oldest first
+  Tensors pending = {};                                // of a GPU: not read yet
+  std::map<int, std::deque<at::Tensor>> history = {};  // given to each exchange, the oldest first
   Report::OfNode figures = {};
 };
 
@@ -88,6 +88,7 @@ struct Run {
   std::vector<NodeState> nodes;
   std::vector<EdgeState> edges, gradients;  // by edge
   std::vector<Report::OfEdge> trades;       // by exchange, then by queue
+  std::vector<Report::OfEdge> meetings;     // by region, and of the phases; then by queue
   Pipes pipes = {};
 
   std::atomic<int64_t> target{0};

@@ -148,6 +148,46 @@ TEST(Refusals, ThePartsOfABranchAreItsOwn) {
   });
 }
 
+TEST(Refusals, WhatCountsRoundsIsOutsideOfLoopsAndBranches) {
+  // x -> first -> second -> after, the two in the middle in a loop, or an arm each.
+  const auto delayed = [](size_t place, EdgeOptions options) {
+    return [=](Graph& graph) {
+      const std::vector<std::string> names{"x", "first", "second", "after"};
+      graph.node("x", counts(), {.outputs = {"y"}});
+      for (size_t i = 1; i < names.size(); ++i) {
+        add_one(graph, names[i]);
+        graph.edge(names[i - 1], names[i], place == i ? options : EdgeOptions{});
+      }
+      graph.loop("again",
+                 {.nodes = {"first", "second"}, .carry = {{"second", "first"}}, .most = 2});
+    };
+  };
+  const EdgeOptions every{.every = 2}, stale{.staleness = 1, .initial_shape = {1}};
+  for (const size_t place : {1, 2, 3})
+    expect_refusal("every counts rounds, and loop 'again'", delayed(place, every));
+  expect_refusal("staleness counts rounds, and loop 'again'", delayed(2, stale));
+  for (const size_t place : {1, 3}) EXPECT_EQ(refusal(delayed(place, stale)), "no error") << place;
+
+  const auto branched = [](bool leaves, EdgeOptions options) {
+    return [=](Graph& graph) {
+      graph.node("x", counts(), {.outputs = {"y"}});
+      for (const char* name : {"when", "a", "more", "b", "after"}) add_one(graph, name);
+      for (const char* name : {"when", "a", "b"}) graph.edge("x", name);
+      graph.edge("a", "more", leaves ? EdgeOptions{} : options);
+      graph.branch("pick", {.when = "when",
+                            .then = {"a", "more"},
+                            .otherwise = {"b"},
+                            .then_gives = "more",
+                            .otherwise_gives = "b"});
+      graph.edge("pick", "after", leaves ? options : EdgeOptions{});
+    };
+  };
+  expect_refusal("every counts rounds, and branch 'pick'", branched(true, every));
+  expect_refusal("every counts rounds, and branch 'pick'", branched(false, every));
+  expect_refusal("staleness counts rounds, and branch 'pick'", branched(false, stale));
+  EXPECT_EQ(refusal(branched(true, stale)), "no error");
+}
+
 // The figure is what was free before anything was opened, and not less.
 TEST(Refusals, WhatDoesNotFitIsRefusedByWhatWasFreeBefore) {
   const auto flow = [](uint64_t available) {

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "yoke/base/error.h"
@@ -49,6 +50,18 @@ Report Run::report() const {
     row.wait_s = longest - row.move_s;
     if (row.values > 0) report.edges.push_back(row);
   }
+  const auto& regions = compiled.graph.regions();
+  for (size_t i = 0; i <= regions.size(); ++i) {
+    Report::OfEdge row{.name = "phases"};
+    if (i < regions.size())
+      row.name = cat(regions[i].kind == Region::Kind::Loop ? "loop " : "branch ", regions[i].name);
+    for (size_t queue = 0; queue < queues; ++queue) {
+      const auto& part = meetings[i * queues + queue];
+      row.values = std::max(row.values, part.values);
+      row.wait_s = std::max(row.wait_s, part.wait_s);
+    }
+    if (row.values > 0) report.edges.push_back(row);
+  }
   const auto& channels = compiled.program.channels;
   for (size_t i = 0; i < channels.size(); ++i)
     for (auto& edge : report.edges)
@@ -57,22 +70,30 @@ Report Run::report() const {
 }
 
 std::string Report::bottleneck() const {
+  std::map<std::string, double> time;  // by queue
+  for (const auto& node : nodes) time[node.queue] += busy(node);
+  for (const auto& edge : edges)
+    if (!edge.queue.empty()) time[edge.queue] += edge.move_s;
+  if (time.empty() || seconds <= 0) return "nothing has run";
+  const auto& [queue, sum] =
+      *std::ranges::max_element(time, {}, [](const auto& t) { return t.second; });
   const OfNode* node = nullptr;
   for (const auto& each : nodes)
-    if (!node || busy(each) > busy(*node)) node = &each;
+    if (each.queue == queue && (!node || busy(each) > busy(*node))) node = &each;
   const OfEdge* edge = nullptr;
   for (const auto& each : edges)
-    if (!edge || each.move_s > edge->move_s) edge = &each;
-  if (!node || seconds <= 0) return "nothing has run";
-  const double moved = edge ? edge->move_s : 0;
-  if (moved > busy(*node))
-    return cat("edge '", edge->name, "': ", line("%.0f %%", 100 * moved / seconds),
+    if ((each.queue == queue || each.queue.empty()) && (!edge || each.move_s > edge->move_s))
+      edge = &each;
+  const auto percent = [&](double part) { return line("%.0f %%", 100 * part / seconds); };
+  if (edge && edge->values > 0 && (!node || edge->move_s > busy(*node)))
+    return cat("edge '", edge->name, "': ", percent(edge->move_s),
                " of the time its values are moved, ",
                bytes_text(edge->bytes / uint64_t(edge->values)), " each");
-  const double part = busy(*node) / seconds;
-  return cat(node->loads ? "loader '" : "node '", node->name, "' on ", node->queue,
-             ": it computes ", line("%.0f %%", 100 * part), " of the time",
-             part < 0.5 ? ", less than half: the flow waits for hand-overs or is short" : "");
+  return cat(
+      node->loads ? "loader '" : "node '", node->name, "' on ", queue, ": it computes ",
+      percent(busy(*node)), " of the time",
+      busy(*node) < 0.9 * sum ? cat(", and all that is there ", percent(sum)) : "",
+      sum < 0.5 * seconds ? ", less than half: the flow waits for hand-overs or is short" : "");
 }
 
 std::string Report::table() const {
@@ -110,6 +131,7 @@ std::string Report::json() const {
                              {"loads", node.loads}});
   for (const auto& edge : edges)
     json["edges"].push_back({{"name", edge.name},
+                             {"queue", edge.queue},
                              {"values", edge.values},
                              {"bytes", edge.bytes},
                              {"lost", edge.lost},
@@ -128,8 +150,9 @@ Report parse_report(const std::string& text) {
                               node.at("compute_s"), node.at("back_s"), node.at("step_s"),
                               node.at("wait_s"), node.at("loads")});
     for (const auto& edge : json.value("edges", nlohmann::json::array()))
-      report.edges.push_back({edge.at("name"), edge.at("values"), edge.at("bytes"), edge.at("lost"),
-                              edge.at("wait_s"), edge.at("room_s"), edge.at("move_s")});
+      report.edges.push_back({edge.at("name"), edge.at("queue"), edge.at("values"),
+                              edge.at("bytes"), edge.at("lost"), edge.at("wait_s"),
+                              edge.at("room_s"), edge.at("move_s")});
     return report;
   } catch (const nlohmann::json::exception& error) {
     fail(Kind::Io, "this is no report of a flow: ", error.what());

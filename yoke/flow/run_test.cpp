@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // How a run goes on, ends and is ended; and what copies, rings, regions and phases compute.
 #include <gtest/gtest.h>
+#include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/dropout.h>
 #include <torch/nn/modules/linear.h>
+#include <unistd.h>
 
+#include <filesystem>
 #include <latch>
 #include <thread>
 
@@ -30,7 +33,7 @@ TEST(Run, HaltEndsAfterARoundThatAllHaveMade) {
   std::jthread other([&](const std::stop_token& over) {
     while (!over.stop_requested()) {
       std::this_thread::sleep_for(1ms);
-      executor.halt();
+      if (executor.rounds() > 0) executor.halt();
     }
   });
   const int64_t made = executor.run(int64_t(1) << 40);
@@ -48,6 +51,42 @@ TEST(Run, AStopThatComesFirstIsNotLost) {
   executor.stop("not today");
   EXPECT_TRUE(has(error_of([&] { executor.run(1); }), "not today"));
   executor.run(1);
+}
+
+// Nobody waits for anybody: each queue has to look by itself.
+TEST(Run, AStopEndsAQueueThatNeverWaits) {
+  auto graph = graph_on("cpu");
+  Executor* running = nullptr;
+  int made = 0;
+  graph.node("data", function(Function([&](const Tensors&, int64_t) -> Tensors {
+               if (++made == 3) running->stop("enough");
+               return {at::ones({1})};
+             })),
+             {.outputs = {"y"}});
+  Executor executor(compile(graph));
+  running = &executor;
+  EXPECT_TRUE(has(error_of([&] { executor.run(1000); }), "enough"));
+  EXPECT_EQ(made, 3);
+  EXPECT_EQ(executor.run(5), 5);
+}
+
+TEST(Run, AFailureEndsAQueueThatIsConnectedToNothing) {
+  auto graph = graph_on("cpu:2");
+  std::atomic<int64_t> made = 0;
+  graph.node("throws", function(Function([&](const Tensors&, int64_t) -> Tensors {
+               while (made < 3) std::this_thread::yield();
+               fail(Kind::Usage, "out of paper");
+             })),
+             {.device = 0, .outputs = {"y"}});
+  graph.node("goes_on", function(Function([&](const Tensors&, int64_t) -> Tensors {
+               ++made;
+               std::this_thread::sleep_for(100us);
+               return {at::ones({1})};
+             })),
+             {.device = 1, .outputs = {"y"}});
+  Executor executor(compile(graph));
+  EXPECT_TRUE(has(error_of([&] { executor.run(100'000); }), "out of paper"));
+  EXPECT_LT(made, 100'000);
 }
 
 TEST(Run, ANodeThatDoesNotComeBackIsNamed) {
@@ -80,6 +119,34 @@ TEST(Run, RoundsThatNobodyCollectsAreBounded) {
   EXPECT_TRUE(has(error_of([&] { executor.submit({at::zeros({1})}); }), "collect() first"));
   for (int i = 0; i < 64; ++i) EXPECT_EQ(number(executor.collect()[0]), i + 1);
   EXPECT_EQ(number(executor.step({at::zeros({1})})[0]), 1);
+}
+
+TEST(Run, AFailureThatNobodyCollectedIsToldByTheNextSubmit) {
+  auto graph = graph_on("cpu");
+  graph.input("x", {});
+  graph.node("picky", function([](const Tensors& in) {
+               if (number(in[0]) < 0) fail(Kind::Usage, "less than nothing");
+               return in[0] + 1;
+             }));
+  graph.edge("x", "picky");
+  graph.output("y", "picky");
+  std::latch began(1);
+  std::weak_ptr<comm::World> world;
+  Executor executor(compile(graph), {.on_world = [&](auto made) {
+                      if (world.lock()) return;
+                      world = made;
+                      if (!began.try_wait()) began.count_down();
+                    }});
+  executor.submit({at::zeros({1})});
+  executor.submit({at::full({1}, -1)});
+  began.wait();
+  while (!world.expired()) std::this_thread::yield();
+  std::string error = "no error";  // some may come just before the end is told
+  while (error == "no error" || has(error, "collect() first"))
+    error = error_of([&] { executor.submit({at::full({1}, 5)}); });
+  EXPECT_TRUE(has(error, "less than nothing")) << error;
+  EXPECT_TRUE(has(error_of([&] { executor.collect(); }), "collect() without a submit()"));
+  EXPECT_EQ(number(executor.step({at::full({1}, 7)})[0]), 8);
 }
 
 // A node beside the way of the outputs fails after they are there.
@@ -177,6 +244,57 @@ TEST(Run, CopiesAreEqualAgainAfterAFailure) {
   EXPECT_TRUE(equal());
 }
 
+Open normed() {
+  return module([] {
+    return torch::nn::Sequential(torch::nn::Linear(2, 4), torch::nn::BatchNorm1d(4),
+                                 torch::nn::Linear(4, 3));
+  });
+}
+
+bool equal(const Tensors& a, const Tensors& b) {
+  return std::ranges::equal(
+      a, b, [](const auto& one, const auto& other) { return at::equal(one.cpu(), other.cpu()); });
+}
+
+// A batch norm's running means are no weights, and a model without them is another one.
+TEST(Run, WhatAModelKeepsBesideItsWeightsGoesWithThem) {
+  const auto trained = [](Graph& graph, NodeOptions options) {
+    options.role = Role::Train;
+    add(graph, "data", "spirals:batch=32", {.device = 0});
+    graph.node("net", normed(), options);
+    add(graph, "loss", "cross_entropy", {.device = 0});
+    graph.edge("data.x", "net"), graph.edge("net", "loss"), graph.edge("data.label", "loss.label");
+  };
+  auto graph = graph_on("cpu:2");
+  trained(graph, {.device = 0});
+  graph.node("actor", normed(), {.device = 1});
+  graph.edge("data.x", "actor");
+  graph.broadcast_weights("net", {"actor"});
+  Executor executor(compile(graph));
+  executor.run(5);
+  const auto &net = executor.body("net"), &actor = executor.body("actor");
+  EXPECT_GT(net.buffers[0].abs().sum().item<double>(), 0);
+  for (const size_t i : {0, 1})
+    EXPECT_TRUE(at::equal(net.buffers[i].cpu(), actor.buffers[i].cpu())) << i;
+
+  const auto path =
+      std::filesystem::temp_directory_path() / cat("yoke-kept-", ::getpid(), ".safetensors");
+  save_weights(net, path.string());
+  const auto begun = with_weights(normed(), path.string())(at::kCPU);
+  EXPECT_TRUE(equal(begun.state(), net.state()));
+  std::filesystem::remove(path);
+  const auto copy = normed()(at::kCPU);
+  copy_weights(begun, copy);
+  EXPECT_TRUE(equal(copy.state(), net.state()));
+
+  graph = graph_on("cpu:2");
+  trained(graph, {.replicas = {0, 1}});
+  Executor copies(compile(graph));
+  copies.run(3);
+  EXPECT_GT(copies.body("net").buffers[0].abs().sum().item<double>(), 0);
+  EXPECT_TRUE(equal(copies.body("net").state(), copies.body("net@1").state()));
+}
+
 TEST(Run, RowsAreCountedEquallyByLossesOfCopies) {
   const auto flow = [](int64_t batch) {
     auto graph = graph_on("cpu:2");
@@ -190,6 +308,25 @@ TEST(Run, RowsAreCountedEquallyByLossesOfCopies) {
   Executor(compile(flow(32))).run(1);
   EXPECT_TRUE(has(error_of([&] { Executor(compile(flow(33))).run(1); }),
                   "cannot cut 33 rows evenly over 2 copies"));
+}
+
+// ---- what is delayed ----
+
+TEST(Run, AnEnsembleDelaysOnceAndAChainAtEveryEdge) {
+  const EdgeOptions late{.staleness = 1, .initial = -1, .initial_shape = {1}};
+  auto graph = graph_on("cpu:2");
+  graph.node("data", counts(), {.outputs = {"y"}});
+  for (const int at : {0, 1}) graph.node(cat("n", at), plus(10 * at), {.device = at});
+  graph.ensemble("both", "data", {.nodes = {"n0", "n1"}, .merge = "mean", .edge = late});
+  graph.output("y", "both");
+  EXPECT_EQ(outputs_of(graph, 3), (std::vector<double>{-1, 6, 7}));
+
+  graph = graph_on("cpu:2");
+  graph.node("data", counts(), {.outputs = {"y"}});
+  for (const int at : {0, 1}) graph.node(cat("n", at), plus(10), {.device = at});
+  graph.chain({"data", "n0", "n1"}, late);
+  graph.output("y", "n1");
+  EXPECT_EQ(outputs_of(graph, 4), (std::vector<double>{9, 19, 21, 22}));
 }
 
 // ---- what is traded ----

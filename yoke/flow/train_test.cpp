@@ -3,6 +3,9 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/grad_mode.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/dropout.h>
+#include <torch/nn/modules/linear.h>
 #include <torch/nn/pimpl.h>
 #include <unistd.h>
 
@@ -338,6 +341,18 @@ TEST(Flow, TwoTradesOfOneNameAreTwo) {
   EXPECT_TRUE(equal_weights(executor));
 }
 
+// What one of them has kept for a later round is nothing to the other.
+TEST(Flow, TwoTradesOfOneNodeKeepTheirOwnHistories) {
+  auto graph = two_learners(
+      "cpu:2", {.what = Exchange::What::Gradients, .name = "gradients", .staleness = 1});
+  graph.exchange({.name = "weights"}, {"a", "b"});
+  Executor executor(compile(graph));
+  executor.run(4);
+  EXPECT_TRUE(equal_weights(executor, 1e-6));
+  const auto largest = executor.weights("a")[0].abs().max().item<double>();
+  EXPECT_GT(largest, 0.1) << "weights, and not gradients of a round before";
+}
+
 TEST(Flow, GradientsThatCannotCrossANodeAreRefusedByItsName) {
   auto graph = graph_on("cpu");
   add(graph, "data", "spirals");
@@ -353,6 +368,51 @@ TEST(Flow, GradientsThatCannotCrossANodeAreRefusedByItsName) {
   EXPECT_TRUE(has(text, "node 'compiled' is in the path of gradients from 'a'") &&
               has(text, "m.pt2"))
       << text;
+}
+
+TEST(Flow, GradientsPassWhatIsFrozenAndStopAtWhatIsUsed) {
+  const auto flow = [](Role role) {
+    auto graph = graph_on("cpu");
+    add(graph, "data", "spirals:batch=32");
+    add(graph, "front", "mlp:2,4", {.role = Role::Train});
+    add(graph, "fixed", "mlp:4,3", {.role = role});
+    add(graph, "loss", "cross_entropy");
+    graph.chain({"data", "front", "fixed", "loss"});
+    graph.edge("data.label", "loss.label");
+    return compile(graph);
+  };
+  Executor executor(flow(Role::Frozen));
+  const auto front = executor.weights("front")[0].clone(),
+             fixed = executor.weights("fixed")[0].clone();
+  executor.run(3);
+  EXPECT_FALSE(executor.weights("front")[0].equal(front));
+  EXPECT_TRUE(executor.weights("fixed")[0].equal(fixed));
+  const auto text = error_of([&] { flow(Role::Infer); });
+  EXPECT_TRUE(has(text, "node 'front' is to be trained, and none of its edges leads to a loss") &&
+              has(text, "'fixed' has role = infer; role = frozen lets them pass"))
+      << text;
+}
+
+TEST(Flow, WhoeverDrawsFromOneGeneratorIsTold) {
+  const auto flow = [](int second, Role role) {
+    auto graph = graph_on("cpu:2");
+    add(graph, "data", "spirals:batch=32");
+    add(graph, "loss", "cross_entropy", {.device = 0});
+    const auto net = [](int from, int to) {
+      return module([=] {
+        return torch::nn::Sequential(torch::nn::Dropout(0.5), torch::nn::Linear(from, to));
+      });
+    };
+    graph.node("front", net(2, 4), {.device = 0, .role = Role::Train});
+    graph.node("back", net(4, 3), {.device = second, .role = role});
+    graph.chain({"data", "front", "back", "loss"});
+    graph.edge("data.label", "loss.label");
+    return compile(graph).warnings();
+  };
+  ASSERT_EQ(flow(1, Role::Train).size(), 1u);
+  EXPECT_TRUE(has(flow(1, Role::Train)[0], "nodes 'front', 'back' draw"));
+  EXPECT_TRUE(flow(0, Role::Train).empty());
+  EXPECT_TRUE(flow(1, Role::Frozen).empty());
 }
 
 TEST(Flow, DelaysChangeNothing) {
@@ -378,7 +438,7 @@ TEST(Flow, WeightsAreSavedAndBegunWith) {
       std::filesystem::temp_directory_path() / cat("yoke-flow-", ::getpid(), ".safetensors");
   Executor executor(compile(chain_graph("cpu", 0, {})));
   executor.run(3);
-  save_weights(executor.weights("front"), path.string());
+  save_weights(executor.body("front"), path.string());
   const auto begun = with_weights(word("mlp:2,16,16", "another"), path.string())(at::kCPU);
   for (size_t i = 0; i < begun.weights.size(); ++i)
     EXPECT_TRUE(begun.weights[i].equal(executor.weights("front")[i].cpu())) << i;

@@ -70,6 +70,7 @@ void Walk::row(Level& level) {
   const auto& operations = level.program.rows[size_t(me_)];
   const auto& tasks = level.tasks.rows[size_t(me_)];
   for (size_t i = 0; i < operations.size(); ++i) {
+    whole_.check(me_);  // what has all its values waits for nothing that would tell
     if (run_.options.before) run_.options.before(me_, operations[i]);
     const auto ticket = whole_.flights().post(
         me_, {.kind = level.names[i], .group = flights_, .sequence = uint64_t(round_)});
@@ -110,7 +111,7 @@ void Walk::perform(Level& level, const plan::Operation& operation, const Task& t
     case Task::Kind::Barrier: {
       const Time begin = clock_.now();
       level.groups[size_t(operation.group)].barrier();
-      ended(name, observe::Category::Wait, begin);
+      met(task, ended(name, observe::Category::Wait, begin) - begin);
       return;
     }
     case Task::Kind::Loop:
@@ -143,6 +144,13 @@ double Walk::await(const Ready& ready, const std::string& channel, const char* w
   if (run_.options.tracer)
     run_.options.tracer->record(channel.c_str(), observe::Category::Wait, begin, end);
   return seconds(end - begin);
+}
+
+void Walk::met(const Task& task, Duration waited) {
+  const size_t place = task.region < 0 ? run_.compiled.graph.regions().size() : size_t(task.region);
+  auto& figures = run_.meetings[place * run_.wakes.size() + size_t(me_)];
+  ++figures.values;
+  figures.wait_s += seconds(waited);
 }
 
 EdgeState* Walk::edge_state(const Task& task, size_t place, bool given) {
@@ -251,13 +259,12 @@ at::Tensor Walk::arrive(Value value, EdgeState& edge, const Edge* options) {
 }
 
 void Walk::check(const Node& node, const std::vector<Port>& ports, const Tensors& values,
-                 const char* side) const {
+                 const char* side, Sizes& sizes) const {
   const auto refuse = [&](const Port& port, const at::Tensor& value) {
     fail(Kind::Usage, "node '", node.name, "' in round ", round_, ": ", side, " '", port.port.name,
          "' wants ", port.port.wanted(), ", got ", describe(value),
          "; all of them: ", describe(ports, values));
   };
-  std::vector<std::pair<const std::string*, int64_t>> sizes;
   for (size_t i = 0; i < ports.size() && i < values.size(); ++i) {
     if (!ports[i].declared || ports[i].tokens != 1) continue;
     const auto& port = ports[i].port;
@@ -322,6 +329,7 @@ void Walk::forward(Level& level, const plan::Operation& operation, const Task& t
       taken[i].push_back(std::move(tensor));
     }
   Tensors outputs, inputs;
+  Sizes sizes;
   const Time begin = clock_.now();
   {
     const torch::AutoGradMode grad(trains);
@@ -337,7 +345,7 @@ void Walk::forward(Level& level, const plan::Operation& operation, const Task& t
     } else if (!node.gives.empty()) {
       const auto place =
           std::ranges::find(run_.output_names, node.gives) - run_.output_names.begin();
-      check(node, node.inputs, inputs, "output");
+      check(node, node.inputs, inputs, "output", sizes);
       auto value = leave(inputs[0]);
       if (run_.keeps_last)
         run_.last_results[size_t(place)] = std::move(value);
@@ -345,14 +353,14 @@ void Walk::forward(Level& level, const plan::Operation& operation, const Task& t
         (void)run_.results[size_t(place)]->push(value, run_.options.timeout);
       run_.given.notify_all();
     } else {
-      check(node, node.inputs, inputs, "input");
+      check(node, node.inputs, inputs, "input", sizes);
       if (state.shares && body.set_mode) body.set_mode(node.options.role == Role::Train);
       guarded(task, inputs, [&] { outputs = body.run(inputs, state.firing); });
     }
     if (outputs.size() < node.outputs.size())
       fail(Kind::Usage, "node '", node.name, "' in round ", round_, " gave ", outputs.size(),
            " values, and has ", node.outputs.size(), " outputs");
-    check(node, node.outputs, outputs, "output");
+    check(node, node.outputs, outputs, "output", sizes);
   }
   ++state.firing;
   for (size_t i = 0; i < node.outputs.size(); ++i)

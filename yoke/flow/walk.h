@@ -47,9 +47,11 @@ class Walk {
   at::Tensor owned(const at::Tensor& tensor, long held) const;
   // The end of an operation that began then: waited for on a GPU where it is traced.
   Time ended(const char* name, observe::Category category, Time begin) const;
+  void met(const Task& task, Duration waited);  // the others of a loop, a branch or the phases
   bool decide(Level& level, const plan::Operation& operation, const Task& task, const Value& value);
+  using Sizes = std::vector<std::pair<const std::string*, int64_t>>;  // of a firing, by name
   void check(const Node& node, const std::vector<Port>& ports, const Tensors& values,
-             const char* side) const;
+             const char* side, Sizes& sizes) const;
   template <typename Compute>
   void guarded(const Task& task, const Tensors& inputs, const Compute& compute);
   EdgeState* edge_state(const Task& task, size_t place, bool given);

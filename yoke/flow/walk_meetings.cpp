@@ -72,19 +72,22 @@ void Walk::trade(Level& level, const plan::Operation& operation, const Task& tas
   if ((round_ + 1) % exchange.every != 0) return;
   auto& figures = run_.trades[size_t(task.exchange) * run_.wakes.size() + size_t(me_)];
   ++figures.values;
-  for (const int node : task.nodes)
-    for (const auto& weight : run_.compiled.bodies[size_t(node)].weights)
-      figures.bytes += weight.nbytes();
   const torch::NoGradGuard no_grad;
   const bool gradients = exchange.what == Exchange::What::Gradients;
+  bool weights = true, buffers = !gradients;  // which of them parts_of() gives
   const auto parts_of = [&](int node) {
+    const auto& body = run_.compiled.bodies[size_t(node)];
     Tensors parts;
-    for (const auto& weight : run_.compiled.bodies[size_t(node)].weights) {
+    for (const auto& weight : weights ? body.weights : Tensors()) {
       if (gradients && !weight.grad().defined()) weight.mutable_grad() = at::zeros_like(weight);
       parts.push_back(gradients ? weight.grad() : weight.detach());
     }
+    for (const auto& buffer : body.buffers)
+      if (buffers && buffer.is_floating_point()) parts.push_back(buffer);
     return parts;
   };
+  for (const int node : task.nodes)
+    for (const auto& part : parts_of(node)) figures.bytes += part.nbytes();
   const auto flat = [](const Tensors& parts) {
     Tensors rows;
     for (const auto& part : parts) rows.push_back(part.reshape({-1}));
@@ -99,21 +102,23 @@ void Walk::trade(Level& level, const plan::Operation& operation, const Task& tas
   };
   const comm::Communicator* group =
       operation.group < 0 ? nullptr : &level.groups[size_t(operation.group)];
-  if (exchange.source >= 0) {
-    const bool here = std::ranges::count(task.nodes, exchange.source) > 0;
-    auto values = flat(parts_of(here ? exchange.source : task.nodes[0]));
+  const auto give_to_all = [&](int source) {
+    const bool here = std::ranges::count(task.nodes, source) > 0;
+    const auto parts = parts_of(here ? source : task.nodes[0]);
+    if (parts.empty()) return;
+    auto values = flat(parts);
     const auto& queues =
         group ? level.program.groups[size_t(operation.group)].queues : std::vector<int>();
-    const int source = run_.compiled.queue_of[size_t(exchange.source)];
+    const int from = run_.compiled.queue_of[size_t(source)];
     if (group)
-      group->broadcast(values, int(std::ranges::find(queues, source) - queues.begin())).wait();
+      group->broadcast(values, int(std::ranges::find(queues, from) - queues.begin())).wait();
     for (const int node : task.nodes)
-      if (node != exchange.source) store(node, values);
-    return;
-  }
+      if (node != source) store(node, values);
+  };
+  if (exchange.source >= 0) return give_to_all(exchange.source);
   Tensors mine, old;
   for (const int node : task.nodes) {
-    auto& history = run_.nodes[size_t(node)].history;
+    auto& history = run_.nodes[size_t(node)].history[task.exchange];
     mine.push_back(flat(parts_of(node)));
     history.push_back(mine.back());
     // Before there was one of so long ago: the first weights, or no gradient.
@@ -145,6 +150,8 @@ void Walk::trade(Level& level, const plan::Operation& operation, const Task& tas
     if (!exchange.sum) result = result / double(count);
     store(task.nodes[i], result);
   }
+  weights = false, buffers = true;  // of which each copy has made its own, from its own rows
+  if (exchange.copies) give_to_all(exchange.nodes[0]);
 }
 
 // Every member of the group hears what the one who knows says; and has come so far.
@@ -155,7 +162,9 @@ bool Walk::decide(Level& level, const plan::Operation& operation, const Task& ta
     if (value.ready) value.ready->synchronize();
     answer.fill_(int64_t(says_yes(value.tensor)));
   }
+  const Time begin = clock_.now();
   level.groups[size_t(operation.group)].all_reduce(answer).wait();
+  met(task, clock_.now() - begin);
   return answer.item<int64_t>() != 0;
 }
 
@@ -166,6 +175,7 @@ void Walk::loop(Level& level, const plan::Operation& operation, const Task& task
   await_values(level, operation, task);
   std::vector<Value> taken;
   for (const auto& access : operation.takes) taken.push_back(take(level, access.channel));
+  const Time begin = clock_.now();
   group.barrier();  // what the last turn of the round before has carried is there
   for (size_t i = 0; i < taken.size(); ++i) {
     const auto& inner = task.enters[i];
@@ -176,6 +186,7 @@ void Walk::loop(Level& level, const plan::Operation& operation, const Task& task
       body.pipes.slots[size_t(inner.channel)] = std::move(taken[i]);
   }
   group.barrier();  // and nobody carries before it is so everywhere
+  met(task, clock_.now() - begin);
   for (int64_t turn = 0; turn < region.most; ++turn) {
     row(body);
     if (region.decides.first < 0) continue;

@@ -125,7 +125,7 @@ class Script final : public Loadable {
       const auto found = std::ranges::find(told, input.name, &Port::name);
       if (found == told.end())
         fail(Kind::Usage, "forward() of '", name_, "' takes '", input.name,
-             "', which no input was declared for");
+             "', which no input was declared for: declare it as ", input.name, ":FP32[…]");
       if ((types_[i] == "str[]") != (found->type == plan::Type::Bytes))
         fail(Kind::Usage, "forward() of '", name_, "' takes ", types_[i], " as '", input.name,
              "', and it was declared as ", found->wanted(), "; BYTES is List[str] there");

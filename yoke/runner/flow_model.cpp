@@ -52,10 +52,14 @@ FlowModel::FlowModel(const std::string& folder, const Where& where, const topo::
            "' is trained; a flow that is served ", "has roles infer and frozen");
   auto compiled = flow::compile(std::move(config.graph));
   const int queues = int(compiled.program.queues.size());
-  remembers_ = std::ranges::any_of(compiled.graph.edges(), [](const flow::Edge& edge) {
-    return edge.options.staleness > 0 || edge.options.every > 1 ||
-           edge.options.policy != flow::Policy::Block;
-  });
+  for (const auto& edge : compiled.graph.edges())
+    if (edge.options.staleness > 0 || edge.options.every > 1 ||
+        edge.options.policy != flow::Policy::Block)
+      fail(Kind::Config, "'", folder, "': the edge from '",
+           compiled.graph.nodes()[size_t(edge.from)].name, "' to '",
+           compiled.graph.nodes()[size_t(edge.to)].name,
+           "' keeps values from round to round, so that one request would find another's; a flow "
+           "that is served has no staleness, every, latest or drop");
   for (const auto& body : compiled.bodies) {
     bytes_ += body.bytes;
     has_package_ = has_package_ || body.compiled;
@@ -77,8 +81,7 @@ FlowModel::FlowModel(const std::string& folder, const Where& where, const topo::
 
 c10::IValue FlowModel::call(std::vector<c10::IValue> inputs) {
   flow::Tensors values;
-  for (auto& input : inputs)
-    values.push_back(remembers_ ? input.toTensor().clone() : input.toTensor());
+  for (auto& input : inputs) values.push_back(input.toTensor());
   auto outputs = executor_->step(values);
   executor_
       ->wait();  // nobody reads the inputs any more, and nodes beside the outputs' way have been

@@ -23,13 +23,13 @@ class FlowModel final : public models::Loadable {
   FlowModel(const std::string& folder, const Where& where, const topo::Host& host);
   c10::IValue call(std::vector<c10::IValue> inputs) override;
   bool has_package() const { return has_package_; }
+  bool lost() const { return executor_->lost(); }  // no call will be answered any more
   // As JSON: what each node has computed so far.
   std::string breakdown() const;
 
  private:
   std::unique_ptr<flow::Executor> executor_;
   bool has_package_ = false;
-  bool remembers_ = false;  // values of a round live on in the next
 };
 
 }  // namespace yoke::runner

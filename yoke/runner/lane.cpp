@@ -40,7 +40,7 @@ at::Tensor Lane::pinned(std::vector<at::Tensor>& kept, size_t place, at::IntArra
   return kept[place].narrow(0, 0, bytes).view(dtype).view(sizes);
 }
 
-at::Tensor Lane::there(size_t place, const at::Tensor& value, int64_t rows) {
+at::Tensor Lane::there(size_t place, const at::Tensor& value, int64_t rows, const at::Tensor& to) {
   const bool grows = rows > 0 && value.dim() > 0 && value.size(0) != rows;
   if (!grows && !device_.is_cuda()) return value;
   auto sizes = value.sizes().vec();
@@ -57,7 +57,8 @@ at::Tensor Lane::there(size_t place, const at::Tensor& value, int64_t rows) {
     filled.copy_(value);
   }
   if (!std::exchange(arriving_, true)) mark(kInBegins);
-  auto arrived = filled.to(device_, /*non_blocking=*/true);
+  auto arrived = to.defined() ? to.copy_(filled, /*non_blocking=*/true)
+                              : filled.to(device_, /*non_blocking=*/true);
   mark(kInEnds);
   return arrived;
 }

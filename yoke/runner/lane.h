@@ -22,8 +22,9 @@ class Lane {
   explicit Lane(at::Device device, bool timed = false);
   ~Lane();
   at::Device device() const { return device_; }
-  // The input at `place`, grown to so many rows by its first one; 0: as it is.
-  at::Tensor there(size_t place, const at::Tensor& value, int64_t rows);
+  // The input at `place`, grown to so many rows by its first one; 0: as it is. Into `to`, where
+  // there is one.
+  at::Tensor there(size_t place, const at::Tensor& value, int64_t rows, const at::Tensor& to = {});
   // Each into memory of its size; all is there on return.
   void back(const std::vector<at::Tensor>& from, const std::vector<std::span<std::byte>>& to);
   // Of the last batch that went there and came back; zero where nobody timed it.

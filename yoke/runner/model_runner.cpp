@@ -28,7 +28,6 @@ at::ScalarType dtype_named(const std::string& precision) {
   fail(Kind::Config, "precision is '", precision, "'; wanted fp32, bf16 or fp16");
 }
 
-// Of a message of TorchScript's what was thrown, without the lines that led there.
 std::vector<plan::Port> ports(const std::vector<std::string>& texts) {
   std::vector<plan::Port> result;
   for (const auto& text : texts) result.push_back(plan::parse_port(text));
@@ -45,6 +44,18 @@ std::vector<int64_t> buckets_up_to(int64_t batch, int64_t least) {
 
 double seconds_since(std::chrono::steady_clock::time_point begun) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
+}
+
+// Of what is recorded for inputs of such sizes, with `rows` in place of their own.
+std::vector<int64_t> sizes_of(const Values& inputs, int64_t rows) {
+  std::vector<int64_t> sizes;
+  for (const auto& input : inputs) {
+    auto shape = shape_of(input);
+    if (!shape.empty()) shape[0] = rows;
+    sizes.push_back(int64_t(shape.size()));
+    sizes.insert(sizes.end(), shape.begin(), shape.end());
+  }
+  return sizes;
 }
 
 bool have_rows(const Values& values, int64_t rows) {
@@ -66,7 +77,6 @@ ModelRunner::ModelRunner(const serve::ReplicaSpec& spec, const ReadHost& read_ho
   if (facts_.declared) {
     examine(spec);
   } else {
-    name_outputs();
     facts_.notes.emplace_back(kDeclareNote);
     if (model_->sets_state() && !spec.stateful)
       serve_alone("it keeps state between calls (forward() sets its own attributes)");
@@ -180,10 +190,11 @@ void ModelRunner::examine(const serve::ReplicaSpec& spec) {
   } catch (const Threw& threw) {
     if (is_package_)  // which has no opinion on values
       fail(Kind::Usage, "'", model_->name(), "' throws at what was declared: ", threw.text);
-    name_outputs();
     if (!facts_.stateful)
-      serve_alone("it could not be tried, it throws at random numbers, zeros and ones: " +
-                  threw.text);
+      serve_alone(
+          "it could not be tried, it throws at random numbers, zeros and ones; see whether what it "
+          "takes and gives is what was declared: " +
+          threw.text);
     return;
   }
   if (dtype_ != at::kFloat) {
@@ -202,6 +213,7 @@ void ModelRunner::examine(const serve::ReplicaSpec& spec) {
   }
   settle_outputs(one, others);
   if (!facts_.stateful) find_impurity(tried, samples, compute);
+  if (spec.record) record(samples);
 }
 
 Values ModelRunner::try_out(models::Loadable& model, const Values& inputs, at::ScalarType dtype) {
@@ -258,14 +270,17 @@ void ModelRunner::warm_up(const serve::ReplicaSpec& spec, const Samples& samples
   }
 }
 
+double ModelRunner::tolerance() const {
+  return dtype_ != at::kFloat ? 3e-2 : lane_.device().is_cuda() ? 5e-3 : 1e-4;
+}
+
 void ModelRunner::find_impurity(const models::Loadable& tried, const Samples& samples,
                                 const Compute& compute) {
-  const double tolerance = dtype_ != at::kFloat ? 3e-2 : lane_.device().is_cuda() ? 5e-3 : 1e-4;
   bool told = true;
   try {
     const auto why = tamed(samples, [&](Samples& some) {
       told = some.differ();
-      return why_impure(tried, compute, some, facts_.batch, tolerance);
+      return why_impure(tried, compute, some, facts_.batch, tolerance());
     });
     if (!why.empty())
       serve_alone(why);
@@ -276,8 +291,41 @@ void ModelRunner::find_impurity(const models::Loadable& tried, const Samples& sa
   }
 }
 
-void ModelRunner::name_outputs() {
-  if (facts_.outputs.empty()) facts_.outputs = {{.name = "y"}};
+// A batch of each size, where that gives what the model gives. A compiled package asks the GPU
+// between its runs whether it is done, which cannot be recorded.
+void ModelRunner::record(const Samples& samples) {
+  if (!lane_.device().is_cuda() || flow_ || is_package_ || facts_.batch == 0 || !facts_.pure ||
+      facts_.stateful)
+    return;
+  const c10::InferenceMode no_gradients;
+  const auto work = [&](const Values& inputs) { return forward(*model_, inputs, dtype_); };
+  std::string why;
+  try {
+    for (const int64_t rows : facts_.buckets) {
+      const bool same = tamed(samples, [&](Samples& some) {
+        const int64_t asked = std::min(rows, facts_.batch);
+        const Values first = some.draw(asked), second = some.draw(asked);
+        const Values wanted = clone(try_out(*model_, second, dtype_));
+        auto recording = Recording::make(work, sent(first, rows, nullptr));
+        if (!recording) return false;
+        recordings_[sizes_of(first, rows)] = std::move(recording);
+        const auto agrees = [&] {
+          return close(wanted, try_out(*model_, second, dtype_), tolerance());
+        };
+        return agrees() && agrees();
+      });
+      if (same) continue;
+      why = "what was recorded does not give what the model gives";
+      break;
+    }
+  } catch (const Threw& threw) {
+    why = threw.text;
+  } catch (const std::exception& error) {
+    why = comm::text_of(error);
+  }
+  if (why.empty()) return;
+  recordings_.clear();
+  facts_.notes.push_back("its kernels are sent to the GPU one by one: " + why);
 }
 
 // `some` and `more` are answers to two numbers of rows.
@@ -310,26 +358,43 @@ void ModelRunner::settle_outputs(const Values& some, const Values& more) {
   }
 }
 
+// On the device, with so many rows; where they are recorded, into their places.
+Values ModelRunner::sent(Values inputs, int64_t rows, const Recording* recording) {
+  for (size_t i = 0; i < inputs.size(); ++i)
+    if (inputs[i].isTensor())
+      inputs[i] = lane_.there(i, inputs[i].toTensor(), rows,
+                              recording ? recording->input(i) : at::Tensor());
+  return inputs;
+}
+
+Values ModelRunner::forward(models::Loadable& model, Values inputs, at::ScalarType dtype) {
+  for (auto& input : inputs)
+    if (dtype != at::kFloat && input.isTensor() &&
+        at::isFloatingType(input.toTensor().scalar_type()))
+      input = input.toTensor().to(dtype);
+  const c10::IValue result = model.call(std::move(inputs));
+  if (names_.empty()) names_ = keys_of(result);
+  Values parts = flatten(result, names_);
+  for (size_t i = 0; i < parts.size() && dtype != at::kFloat; ++i)
+    if (parts[i].isTensor() && parts[i].toTensor().scalar_type() == dtype)
+      parts[i] = parts[i].toTensor().to(i < gives_.size() ? gives_[i] : at::kFloat);
+  return parts;
+}
+
 Values ModelRunner::compute(models::Loadable& model, Values inputs, at::ScalarType dtype) {
   const c10::InferenceMode no_gradients;
   const int64_t rows = facts_.batch > 0 ? inputs[0].toTensor().size(0) : 0;
   const int64_t full = filled(rows);
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    if (!inputs[i].isTensor()) continue;
-    at::Tensor value = lane_.there(i, inputs[i].toTensor(), full);
-    if (dtype != at::kFloat && at::isFloatingType(value.scalar_type())) value = value.to(dtype);
-    inputs[i] = std::move(value);
-  }
-  const c10::IValue result = model.call(std::move(inputs));
-  if (names_.empty()) names_ = keys_of(result);
-  Values parts = flatten(result, names_);
-  for (size_t i = 0; i < parts.size(); ++i) {
-    if (!parts[i].isTensor()) continue;
-    at::Tensor part = parts[i].toTensor();
-    if (full != rows && part.dim() > 0 && part.size(0) == full) part = part.narrow(0, 0, rows);
-    if (dtype != at::kFloat && part.scalar_type() == dtype)
-      part = part.to(i < gives_.size() ? gives_[i] : at::kFloat);
-    parts[i] = std::move(part);
+  Recording* recording = nullptr;
+  if (!recordings_.empty() && &model == model_.get())
+    if (const auto found = recordings_.find(sizes_of(inputs, full)); found != recordings_.end())
+      recording = found->second.get();
+  inputs = sent(std::move(inputs), full, recording);
+  Values parts = recording ? recording->replay() : forward(model, std::move(inputs), dtype);
+  for (auto& part : parts) {
+    if (full == rows || !part.isTensor()) continue;
+    const at::Tensor& whole = part.toTensor();
+    if (whole.dim() > 0 && whole.size(0) == full) part = whole.narrow(0, 0, rows);
   }
   return parts;
 }
@@ -352,9 +417,10 @@ models::Loadable& ModelRunner::instance_for(const serve::Call& call) {
   return *found->second.model;
 }
 
-// After an error of a kernel every later call fails as well, until the process ends.
+// After an error of a kernel every later call fails as well, until the process ends; so it does
+// after a node of a flow that has not come back.
 void ModelRunner::end_if_lost(const std::string& text) const {
-  if (text.find("CUDA error") != text.npos) throw serve::Fatal{text};
+  if (text.find("CUDA error") != text.npos || (flow_ && flow_->lost())) throw serve::Fatal{text};
 }
 
 void ModelRunner::run(const serve::Call& call, serve::Outputs& outputs) {

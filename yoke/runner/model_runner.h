@@ -12,6 +12,7 @@
 #include "yoke/runner/lane.h"
 #include "yoke/runner/open_runner.h"
 #include "yoke/runner/probe.h"
+#include "yoke/runner/recording.h"
 #include "yoke/serve/worker.h"
 #include "yoke/train/words.h"
 
@@ -42,12 +43,15 @@ class ModelRunner final : public serve::Runner {
   void measure(const serve::ReplicaSpec& spec, const Samples& samples, const Compute& compute);
   void warm_up(const serve::ReplicaSpec& spec, const Samples& samples, const Compute& compute);
   void find_impurity(const models::Loadable& tried, const Samples& samples, const Compute& compute);
+  void record(const Samples& samples);
+  double tolerance() const;
   void settle_outputs(const Values& some, const Values& more);
-  void name_outputs();
   void serve_alone(const std::string& why);
 
   models::Loadable& instance_for(const serve::Call& call);
   int64_t filled(int64_t rows) const;
+  Values sent(Values inputs, int64_t rows, const Recording* recording);
+  Values forward(models::Loadable& model, Values inputs, at::ScalarType dtype);
   Values compute(models::Loadable& model, Values inputs, at::ScalarType dtype);
   Values try_out(models::Loadable& model, const Values& inputs, at::ScalarType dtype);
   void end_if_lost(const std::string& text) const;
@@ -63,6 +67,7 @@ class ModelRunner final : public serve::Runner {
   bool copies_inputs_ = false;              // it writes into them
   std::optional<train::Words> words_ = {};
   serve::Facts facts_;
+  std::map<std::vector<int64_t>, std::unique_ptr<Recording>> recordings_ = {};  // by inputs' sizes
   struct Instance {
     std::unique_ptr<models::Loadable> model = nullptr;
     uint64_t used = 0;

@@ -13,6 +13,7 @@
 
 #include "yoke/base/error.h"
 #include "yoke/base/text.h"
+#include "yoke/comm/local/cuda_lane.h"
 #include "yoke/models/generate.h"
 #include "yoke/runner/model_runner.h"
 #include "yoke/runner/open_runner.h"
@@ -141,7 +142,7 @@ TEST_F(Runners, WithoutDeclaredInputsRequestsAreTakenAsTheyAre) {
   EXPECT_FALSE(runner->facts().declared);
   EXPECT_EQ(runner->facts().batch, 0);
   EXPECT_EQ(runner->facts().inputs[0].name, "x");
-  EXPECT_EQ(runner->facts().outputs[0].name, "y");
+  EXPECT_TRUE(runner->facts().outputs.empty());
   expect_part(notes(*runner), "--input 'x:FP32[-1,3,224,224]'");
   EXPECT_TRUE(run(*runner, {at::ones({2, 2, 2})})[0].equal(at::full({2, 2, 2}, 2.f)));
 }
@@ -318,6 +319,52 @@ TEST_F(Runners, BatchesAreAsLargeAsTheyMayBe) {
   EXPECT_EQ(whole->facts().batch, 0);
   expect_part(notes(*whole), "do not have a row");
   EXPECT_EQ(open_runner(spec("return x", {"x:FP32[4,6]"}))->facts().batch, 0);
+}
+
+class RunnersGpu : public Runners {
+ protected:
+  void SetUp() override {
+    if (!comm::cuda_available()) GTEST_SKIP() << "no GPU, or a build without CUDA";
+    Runners::SetUp();
+  }
+};
+
+TEST_F(RunnersGpu, WhatIsRecordedGivesWhatTheModelGives) {
+  auto recorded = spec("return torch.relu(torch.linear(x, self.weight)) + 1, x.argmax(1)");
+  recorded.device = "cuda:0";
+  recorded.batch = 6;
+  for (const char* precision : {"fp32", "bf16"}) {
+    recorded.precision = precision;
+    const auto runner = open_runner(recorded);
+    EXPECT_EQ(notes(*runner), "");
+    auto one_by_one = recorded;
+    one_by_one.record = false;
+    const auto plain = open_runner(one_by_one);
+    for (const int64_t rows : {1, 5, 2, 6, 5}) {
+      const at::Tensor x = numbers({rows, 6}) * rows;
+      const auto got = run(*runner, {x}), wanted = run(*plain, {x});
+      ASSERT_EQ(got.size(), 2u);
+      EXPECT_TRUE(at::allclose(got[0], wanted[0], 1e-2, 1e-2)) << rows << " rows, " << precision;
+      EXPECT_TRUE(got[1].equal(wanted[1]));
+    }
+  }
+}
+
+// Both go on as before, and so does the next model.
+TEST_F(RunnersGpu, WhatWaitsForTheGpuIsNotRecorded) {
+  auto waits =
+      spec("y = x.sum(1)\n    if bool(self.weight.sum() > 100):\n      y = y + 1\n    return y");
+  waits.device = "cuda:0";
+  const auto runner = open_runner(waits);
+  expect_part(notes(*runner), "its kernels are sent to the GPU one by one: ");
+  const at::Tensor x = numbers({3, 6});
+  EXPECT_TRUE(at::allclose(run(*runner, {x})[0], x.sum(1), 1e-3, 1e-3));
+  auto next = spec("return x * 2");
+  next.device = "cuda:0";
+  const auto after = open_runner(next);
+  EXPECT_EQ(notes(*after), "");
+  EXPECT_TRUE(run(*after, {x})[0].equal(x * 2));
+  EXPECT_TRUE(at::allclose(run(*runner, {x})[0], x.sum(1), 1e-3, 1e-3));
 }
 
 TEST_F(Runners, FilledBatchesAreCutBack) {

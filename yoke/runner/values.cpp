@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "yoke/base/error.h"
+#include "yoke/base/text.h"
 #include "yoke/models/port.h"
 
 namespace yoke::runner {
@@ -23,7 +24,8 @@ void add_parts(const c10::IValue& value, const std::vector<std::string>& names, 
     const auto dictionary = value.toGenericDict();
     for (const auto& name : names.empty() ? keys_of(value) : names) {
       const auto found = dictionary.find(name);
-      if (found == dictionary.end()) fail(Kind::Usage, "the model gave no '", name, "'");
+      if (found == dictionary.end())
+        fail(Kind::Usage, "the model gave no '", name, "'; it gave ", join(keys_of(value), ", "));
       add_parts(found->value(), names, parts);
     }
   } else {

@@ -24,6 +24,7 @@ namespace yoke::serve {
 inline constexpr int kMaxRank = 16;
 inline constexpr int kMaxTensors = 64;
 inline constexpr uint32_t kMaxRows = 1 << 16;
+inline constexpr size_t kMaxRowErrors = 8;
 
 enum class Phase : uint32_t { Free, Held, Open, Sealed, Done };
 
@@ -41,6 +42,8 @@ struct TensorPlace {
   int32_t rank = 0;
   std::array<int64_t, kMaxRank> shape = {};  // of a batch, [0] is set when it is sealed
 };
+
+using ErrorText = std::array<char, 4096>;
 
 enum class Result : uint32_t { Ok, Failed, SomeRowsFailed };
 
@@ -63,8 +66,9 @@ struct SlabHeader {
   uint64_t outputs_end = 0;
   int64_t sealed_at = 0, begun_at = 0, computed_at = 0, done_at = 0;  // steady nanoseconds
   int64_t copy_in = 0, copy_out = 0;                                  // of it, by a GPU
-  int64_t copies = 0;  // from the begin of the one to the end of the other
-  std::array<char, 4096> error = {};
+  int64_t copies = 0;    // from the begin of the one to the end of the other
+  ErrorText error = {};  // of the batch, or of a row that failed
+  std::array<ErrorText, kMaxRowErrors> row_errors{};  // of rows that failed: see Slab::failed
 
   void set_error(std::string_view text);
 };
@@ -73,7 +77,7 @@ struct Slab {
   SlabHeader* header = nullptr;
   uint64_t* owners = nullptr;       // [rows], what the router wrote
   uint64_t* owners_back = nullptr;  // [rows], what the worker read
-  uint8_t* failed = nullptr;        // [rows], with SomeRowsFailed
+  uint8_t* failed = nullptr;        // [rows], 0, or 1 + the place of its error; beyond: not kept
   std::byte* data = nullptr;
 };
 

@@ -68,6 +68,8 @@ Fields model_fields(ModelConfig& model) {
        "seconds without a request after which a sequence is forgotten; 0: never", 0},
       {"model", "tokenizer", &model.tokenizer,
        "of a model of words: a tokenizer.json, a .model, bytes; empty: its own"},
+      {"model", "record", &model.record,
+       "on a GPU, send the kernels of a batch as one, recorded at the start where that can be"},
   };
 }
 
@@ -125,7 +127,8 @@ Config parse_config(const std::string& text, const std::filesystem::path& where,
 void check(const Config& config) {
   const auto& serve = config.serve;
   std::set<std::string> names;
-  for (const auto& model : config.models) {
+  for (auto model : config.models) {
+    config::check(model_fields(model));
     if (model.path.empty())
       fail(Kind::Config, "model '", model.name, "' has no path; say path = \"model.pt\"");
     if (!names.insert(model.name + "/" + model.version).second)

@@ -43,6 +43,7 @@ struct ModelConfig {
   bool stateful = false;
   double sequence_idle_s = 60;  // until a sequence that nobody ends is forgotten; 0: never
   std::string tokenizer = {};
+  bool record = true;
 };
 
 struct TenantConfig {

@@ -13,14 +13,10 @@ constexpr int kLookAhead = 64;  // requests of a queue that are asked whether th
 
 uint64_t align(uint64_t offset) { return (offset + 63) / 64 * 64; }
 
-bool is_whole(const Ticket& ticket) {
-  return ticket.request.prompt || ticket.model->facts->batch == 0 ||
-         std::ranges::count(ticket.request.inputs, Type::Bytes, &Tensor::type) > 0;
-}
-
 // Alone in its batch, whoever else waits.
 bool is_single(const Ticket& ticket) {
-  return is_whole(ticket) || ticket.alone || !ticket.request.parameters.sequence.empty();
+  return is_whole(ticket.request, *ticket.model->facts) || ticket.alone ||
+         !ticket.request.parameters.sequence.empty();
 }
 
 void set_place(TensorPlace& place, uint64_t offset, const Tensor& tensor, uint64_t bytes) {
@@ -144,7 +140,7 @@ BatchPtr Pool::Impl::open_batch(Seat& seat, const Ticket& first) {
   batch->slab = hosted->next_slab;
   batch->model = first.model;
   batch->shape_key = first.shape_key;
-  const bool whole = is_whole(first);
+  const bool whole = is_whole(first.request, *first.model->facts);
   auto& header = batch->header();
   header.has_rows = !whole;
   header.is_prompt = first.request.prompt.has_value();
@@ -212,7 +208,7 @@ void Pool::Impl::remove_from_queue(const Ticket& ticket) {
 bool Pool::Impl::fill(Seat& seat, BatchPtr batch) {
   const bool fresh = !batch;
   int idle = seat.first == nullptr ? 0 : 1;
-  for (const auto& other : seats_) idle += other.owner < 0 && !other.first;
+  for (const auto& other : seats_) idle += other.is_shared() && !other.first;
   std::vector<Entry> added;
   size_t bytes = 0;
   while (!batch || (batch->rows < batch->capacity && !(batch->full && batch->rows > 0))) {

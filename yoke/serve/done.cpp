@@ -29,6 +29,31 @@ std::string_view bytes_rows(std::string_view data, size_t each, size_t from, siz
   return at <= data.size() ? data.substr(begin, at - begin) : std::string_view();
 }
 
+// But for how many rows they have.
+bool is_alike(const Tensor& one, const Tensor& other) {
+  return one.type == other.type &&
+         std::ranges::equal(std::span(one.shape).subspan(1), std::span(other.shape).subspan(1));
+}
+
+// Of rows that failed. Tenants are not to read of each other's, and what a batch threw as a whole
+// may be about any.
+std::string why_failed(const Batch& batch, const Entry& entry) {
+  const auto& slab = batch.channel->slab(batch.slab);
+  const auto *failed = slab.failed + entry.at, *end = failed + entry.rows;
+  const auto* guilty = std::find_if(failed, end, [](uint8_t f) { return f != 0; });
+  const bool alone = std::ranges::all_of(batch.entries, [&](const auto& other) {
+    return other.ticket->tenant == entry.ticket->tenant;
+  });
+  const ErrorText* text = nullptr;
+  if (guilty == end)
+    text = alone || slab.header->error[0] == 0 ? &slab.header->error : nullptr;
+  else if (*guilty <= kMaxRowErrors)
+    text = &slab.header->row_errors[*guilty - 1u];
+  if (!text) return "what it said may be about rows of others";
+  if (text->front() == 0) return "it gave nothing";
+  return {text->data(), ::strnlen(text->data(), text->size())};
+}
+
 }  // namespace
 
 // The batch that waited becomes the one that computes.
@@ -104,11 +129,20 @@ void Pool::Impl::take_rows(const Batch& batch, Entry& entry, std::vector<std::st
     }
   if (header.result == Result::Failed || (!header.is_prompt && outputs.empty()))
     return answer(entry.ticket,
-                  {Status::Internal,
-                   cat("model '", batch.model->config.name, "' failed: ", header.error.data())},
+                  {Status::Internal, cat("model '", batch.model->config.name,
+                                         "' failed: ", why_failed(batch, entry))},
                   outbox);
   auto& answer = ticket.answer;
   const bool first = ticket.pieces.empty();
+  std::vector<Tensor> given;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const auto& place = header.outputs[i];
+    given.push_back({.name = i < facts.outputs.size()  ? facts.outputs[i].name
+                             : header.num_outputs == 1 ? "y"
+                                                       : cat("output", i),
+                     .type = Type(place.type),
+                     .shape = {place.shape.begin(), place.shape.begin() + place.rank}});
+  }
   ticket.pieces[entry.from] = std::move(outputs);
   ticket.rows_done += entry.rows;
   if (first) {
@@ -116,25 +150,21 @@ void Pool::Impl::take_rows(const Batch& batch, Entry& entry, std::vector<std::st
     answer.timing.input = Duration(header.begun_at - header.sealed_at);
     answer.replica = batch.hosted->number;
     answer.batch = int(batch.rows);
-    for (uint32_t i = 0; i < header.num_outputs; ++i) {
-      const auto& place = header.outputs[i];
-      answer.outputs.push_back(
-          {.name = i < facts.outputs.size() ? facts.outputs[i].name : cat("output", i),
-           .type = Type(place.type),
-           .shape = {place.shape.begin(), place.shape.begin() + place.rank}});
-    }
+    answer.outputs = std::move(given);
+  } else if (!std::ranges::equal(answer.outputs, given, is_alike)) {
+    return this->answer(entry.ticket,
+                        {Status::Internal, cat("model '", batch.model->config.name,
+                                               "' gave outputs of other types or shapes for a "
+                                               "part of its rows than for the first ones")},
+                        outbox);
   }
   answer.timing.compute += Duration(header.computed_at - header.begun_at);
   answer.timing.output += Duration(header.done_at - header.computed_at);
   if (ticket.rows_done < (header.has_rows ? ticket.rows : entry.rows)) return;
   for (size_t i = 0; i < answer.outputs.size(); ++i) {
     std::string whole;
-    for (auto& [from, piece] : ticket.pieces) {
-      if (i >= piece.size())
-        return this->answer(entry.ticket, {Status::Internal, "its rows have different outputs"},
-                            outbox);
+    for (auto& [from, piece] : ticket.pieces)
       whole = whole.empty() ? std::move(piece[i]) : whole + piece[i];
-    }
     answer.holds.push_back(std::move(whole));
     if (header.has_rows) answer.outputs[i].shape[0] = ticket.rows;
   }
@@ -198,9 +228,16 @@ void Pool::Impl::take_done(Outbox& outbox) {
     if (bytes >= kCopyUnlocked) mutex_.unlock();
     copy();
     if (bytes >= kCopyUnlocked) mutex_.lock();
-    if (!broken.empty())
+    if (!broken.empty()) {
+      header.set_error(broken);
       outbox.lines.emplace_back([broken, number = batch->hosted->number](const auto& log) {
         log.error(broken, {{"replica", number}});
+      });
+    }
+    if (header.result == Result::Failed)  // in full, which the tenants of a mixed one do not get
+      outbox.lines.emplace_back([why = std::string(header.error.data()),
+                                 number = batch->hosted->number](const auto& log) {
+        log.debug("a batch failed: " + why, {{"replica", number}});
       });
     account(*batch);
     for (size_t i = 0; i < outputs.size(); ++i)

@@ -6,7 +6,7 @@
 namespace yoke::serve {
 
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ReplicaSpec, number, path, device, threads, inputs, outputs,
-                                   batch, precision, stateful, tokenizer, timed)
+                                   batch, precision, stateful, tokenizer, record, timed)
 
 namespace {
 

@@ -21,6 +21,7 @@ struct ReplicaSpec {
   std::string precision = "fp32";
   bool stateful = false;
   std::string tokenizer = {};
+  bool record = true;  // what a batch of each size makes a GPU do, where it can be
   bool timed = false;  // tells how long copies to a GPU and back took
   bool operator==(const ReplicaSpec&) const = default;
 };
@@ -39,7 +40,7 @@ struct Facts {
   bool pads = false;                  // batches are filled up to one of them
   uint64_t bytes = 0;                 // of weights
   std::string precision = "fp32";
-  double difference = 0;  // of outputs to those in fp32, the largest
+  double difference = -1;  // of outputs to those in fp32, the largest; below 0: nobody measured
   double load_s = 0;
   double longest_s = 0;                 // of the batches that warmed it up
   std::vector<std::string> notes = {};  // what the one who serves it should know

@@ -11,6 +11,7 @@
 
 #include "yoke/base/error.h"
 #include "yoke/serve/http_routes.h"
+#include "yoke/serve/keys.h"
 
 namespace yoke::serve {
 namespace {
@@ -27,6 +28,7 @@ constexpr size_t kHeaderBytes = 16 << 10;
 constexpr size_t kTrusted = 1 << 20;  // bytes of a body that are made room for before they come
 constexpr size_t kPadding = 64;       // beyond a body, for a JSON reader that reads ahead
 constexpr int kIdleTimes = 10;  // a quiet connection lasts so many times longer than a slow one
+constexpr size_t kSlowest = 1 << 10;  // bytes of a body in each second
 
 std::string head_of(const HttpReply& reply, bool keep_alive) {
   std::string head = "HTTP/1.1 ";
@@ -69,6 +71,7 @@ class Connection final : public HttpPeer, public std::enable_shared_from_this<Co
     lane_.peers.erase(this);
     --shared_.connections;
     shared_.unread -= parser_.has_value();
+    hold_bytes(0);
     shared_.unwritten -= int64_t(slots_.size());
   }
 
@@ -89,17 +92,19 @@ class Connection final : public HttpPeer, public std::enable_shared_from_this<Co
     }
   }
 
+  std::shared_ptr<HttpPeer> hold() override { return this->weak_from_this().lock(); }
+
   void look(Time now) override {
     const bool busy = parser_ || writing_ || !greeted_;
-    const bool full = shared_.connections >= shared_.options.max_connections;
-    const Duration quiet = full ? std::min<Duration>(shared_.options.idle, std::chrono::seconds(1))
-                                : shared_.options.idle * kIdleTimes;
+    const Duration quiet = shared_.full
+                               ? std::min<Duration>(shared_.options.idle, std::chrono::seconds(1))
+                               : shared_.options.idle * kIdleTimes;
     const bool waits = !slots_.empty() && !writing_;  // for us, not for the client
     if (shared_.closing && slots_.empty() && !parser_) close();
     if (!waits && now - touched_ > (busy ? shared_.options.idle : quiet)) abandon();
-    // A head is not sent byte by byte.
-    const bool slow = parser_ && !parser_->is_header_done();
-    if (slow && now - parsing_since_ > shared_.options.idle) abandon();
+    // A request is not sent byte by byte.
+    const auto longest = shared_.options.idle + std::chrono::seconds(have_ / kSlowest);
+    if (parser_ && !last_ && !waits && now - parsing_since_ > longest) abandon();
   }
 
   void abandon() override {
@@ -147,17 +152,32 @@ class Connection final : public HttpPeer, public std::enable_shared_from_this<Co
   void at_end(Failure failure) {
     if (parser_ && parser_->is_header_done() && !closed_ && failure == asio::error::eof &&
         slots_.empty())
-      return refuse(400, "the body ended before its length");
+      return refuse({Status::Invalid, "the body ended before its length"});
     abandon();
   }
 
-  void refuse(int status, const std::string& text) {
+  void refuse(const Outcome& outcome, int status = 0) {
     last_ = true;
-    log_refused(shared_.service, call_of(parser_->get()),
-                {status == 413 ? Status::TooLarge : Status::Invalid, text});
+    log_refused(shared_.service, call_of(parser_->get()), outcome);
     const uint64_t number = add_slot();
     slot(number)->keep_alive = false;
-    finish(number, {.status = status, .body = write_error(text)});
+    auto reply = reply_to(outcome);
+    if (status != 0) reply.status = status;
+    finish(number, std::move(reply));
+  }
+
+  // What bodies that are not whole hold, over all connections. False where it is too much for
+  // others to go on; one alone may have more.
+  bool hold_bytes(size_t bytes) {
+    const size_t all = shared_.body_bytes += bytes - held_;
+    held_ = bytes;
+    return all <= std::max(bytes, shared_.options.max_unread_bytes);
+  }
+  void refuse_for_room() {
+    refuse({Status::Unavailable, "too many requests are being read; ask again", 1});
+    body_ = nullptr;
+    std::string().swap(parser_->get().body());
+    hold_bytes(0);
   }
 
   void parse() {
@@ -166,6 +186,7 @@ class Connection final : public HttpPeer, public std::enable_shared_from_this<Co
         parser_.emplace();
         ++shared_.unread;
         parsing_since_ = SteadyClock().now();
+        have_ = 0;
         parser_->header_limit(kHeaderBytes);
         parser_->body_limit(shared_.options.max_body_bytes);
       }
@@ -174,17 +195,24 @@ class Connection final : public HttpPeer, public std::enable_shared_from_this<Co
       in_.consume(parser_->put(in_.data(), failure));
       if (failure && failure != http::error::need_more) {
         if (failure == http::error::body_limit)
-          return refuse(413, cat("the body is larger than ", shared_.options.max_body_bytes,
-                                 " bytes; serve.max_body_mb makes it more"));
-        return refuse(failure == http::error::header_limit ? 431 : 400, failure.message());
+          return refuse(
+              {Status::TooLarge, cat("the body is larger than ", shared_.options.max_body_bytes,
+                                     " bytes; serve.max_body_mb makes it more")});
+        return refuse({Status::Invalid, failure.message()},
+                      failure == http::error::header_limit ? 431 : 400);
       }
       if (!had_header && parser_->is_header_done() && take_header()) return;
       if (parser_->is_done()) {
         auto& body = parser_->get().body();
         handle(body.empty() ? nullptr : std::make_shared<const std::string>(std::move(body)));
-      } else if (failure == http::error::need_more) {
-        if (in_.size() > kHeaderBytes) return refuse(400, "a line of the request has no end");
-        break;
+      } else {
+        have_ = parser_->get().body().size();
+        if (have_ > 0 && !hold_bytes(have_)) return refuse_for_room();
+        if (failure == http::error::need_more) {
+          if (in_.size() > kHeaderBytes)
+            return refuse({Status::Invalid, "a line of the request has no end"});
+          break;
+        }
       }
     }
     read();
@@ -194,7 +222,15 @@ class Connection final : public HttpPeer, public std::enable_shared_from_this<Co
   bool take_header() {
     const auto& head = parser_->get();
     const auto length = parser_->content_length();
-    const bool all_there = length && in_.size() >= *length;
+    const bool all_there = parser_->is_done() || (length && in_.size() >= *length);
+    // Large bodies of strangers are not read.
+    if (!all_there && length.value_or(SIZE_MAX) > kReadBytes) try {
+        const auto call = call_of(head);
+        shared_.service.identify(call.key, call.tenant, /*must_be_tenant=*/false);
+      } catch (const Refused& why) {
+        refuse(why.outcome);
+        return true;
+      }
     if (beast::iequals(head[http::field::expect], "100-continue") && !all_there) {
       const uint64_t number = add_slot();
       slot(number)->out.push_back("HTTP/1.1 100 Continue\r\n\r\n");
@@ -203,40 +239,41 @@ class Connection final : public HttpPeer, public std::enable_shared_from_this<Co
     }
     const auto coding = head.find(http::field::transfer_encoding);
     if (coding != head.end() && !beast::iequals(coding->value(), "chunked")) {
-      refuse(400, "Transfer-Encoding: wanted chunked or none");
+      refuse({Status::Invalid, "Transfer-Encoding: wanted chunked or none"});
       return true;
     }
     if (!length || *length == 0) return false;
     length_ = size_t(*length);
     body_ = std::make_shared<std::string>();
     body_->reserve(std::min(length_, kTrusted) + kPadding);
-    const size_t have = std::min(in_.size(), length_);
-    body_->append(static_cast<const char*>(in_.data().data()), have);
-    in_.consume(have);
-    if (have == length_) {
+    have_ = std::min(in_.size(), length_);
+    body_->append(static_cast<const char*>(in_.data().data()), have_);
+    in_.consume(have_);
+    if (have_ == length_) {
       handle(std::move(body_));
       parse();
       return true;
     }
-    read_body(have);
+    read_body();
     return true;
   }
 
   // Memory grows with what has come, not with what was promised.
-  void read_body(size_t have) {
-    reading_ = true;
-    if (have == body_->size()) {
-      const size_t size = std::min(length_, std::max(2 * have, kTrusted));
+  void read_body() {
+    if (have_ == body_->size()) {
+      const size_t size = std::min(length_, std::max(2 * have_, kTrusted));
+      if (!hold_bytes(size)) return refuse_for_room();
       body_->reserve(size + kPadding);
       body_->resize(size);
     }
-    stream_.async_read_some(asio::buffer(body_->data() + have, body_->size() - have),
-                            [self = this->shared_from_this(), have](Failure failure, size_t bytes) {
+    reading_ = true;
+    stream_.async_read_some(asio::buffer(body_->data() + have_, body_->size() - have_),
+                            [self = this->shared_from_this()](Failure failure, size_t bytes) {
                               self->reading_ = false;
                               if (failure) return self->at_end(failure);
                               self->touch();
-                              if (have + bytes < self->length_)
-                                return self->read_body(have + bytes);
+                              self->have_ += bytes;
+                              if (self->have_ < self->length_) return self->read_body();
                               self->handle(std::move(self->body_));
                               self->parse();
                             });
@@ -254,10 +291,7 @@ class Connection final : public HttpPeer, public std::enable_shared_from_this<Co
     HttpCall call{.method = std::string(head.method_string()),
                   .target = std::string(head.target())};
     call.key = view(kKeyHeader).value_or("");
-    constexpr std::string_view kBearer = "Bearer ";
-    const auto authorization = view("Authorization").value_or("");
-    if (call.key.empty() && authorization.starts_with(kBearer))
-      call.key = authorization.substr(kBearer.size());
+    if (call.key.empty()) call.key = bearer_key(view("Authorization").value_or(""));
     call.tenant = view(kTenantHeader).value_or("");
     call.traceparent = view("traceparent").value_or("");
     call.content_encoding = view("Content-Encoding").value_or("");
@@ -278,6 +312,7 @@ class Connection final : public HttpPeer, public std::enable_shared_from_this<Co
     last_ = !slot.keep_alive;
     parser_.reset();
     --shared_.unread;
+    if (held_ > 0) hold_bytes(0);
     if (last_) swallow();  // to hear of it when the client goes
     if (routed.reply) return finish(number, std::move(*routed.reply));
     if (routed.slow) return run_slow(number, std::move(routed.slow));
@@ -307,8 +342,13 @@ class Connection final : public HttpPeer, public std::enable_shared_from_this<Co
         });
       };
     auto ticket = shared_.service.submit(std::move(request), caller, "http", std::move(on_answer),
-                                         std::move(on_text));
+                                         std::move(on_text), Pool::When::Later);
     if (auto* mine = slot(number)) mine->ticket = std::move(ticket);
+    if (!std::exchange(lane_.dispatches, true))
+      asio::post(lane_.context, [&lane = lane_, &pool = shared_.service.pool()] {
+        lane.dispatches = false;
+        pool.dispatch();
+      });
   }
 
   void run_slow(uint64_t number, std::function<HttpReply()> slow) {
@@ -386,14 +426,19 @@ class Connection final : public HttpPeer, public std::enable_shared_from_this<Co
     std::vector<asio::const_buffer> buffers;
     for (const auto& part : sending_) buffers.emplace_back(part.data(), part.size());
     writing_ = true;
-    asio::async_write(stream_, buffers,
-                      [self = this->shared_from_this(), done](Failure failure, size_t) {
-                        self->writing_ = false;
-                        self->touch();
-                        if (failure) return self->abandon();
-                        self->drop(done);
-                        self->write();
-                      });
+    if (parser_) parsing_since_ = SteadyClock().now();  // the rest may have waited for this
+    asio::async_write(
+        stream_, buffers,
+        [this](const Failure& failure, size_t bytes) {
+          touch();  // who reads slowly does read
+          return asio::transfer_all()(failure, bytes);
+        },
+        [self = this->shared_from_this(), done](Failure failure, size_t) {
+          self->writing_ = false;
+          if (failure) return self->abandon();
+          self->drop(done);
+          self->write();
+        });
   }
 
   // What was written is forgotten, and there is room for more requests.
@@ -438,6 +483,8 @@ class Connection final : public HttpPeer, public std::enable_shared_from_this<Co
   std::optional<http::request_parser<http::string_body>> parser_;
   std::shared_ptr<std::string> body_;
   size_t length_ = 0;  // of the whole body
+  size_t have_ = 0;    // bytes of it that have come
+  size_t held_ = 0;    // in shared_.body_bytes
   std::deque<Slot> slots_;
   uint64_t first_ = 0;  // the number of the first slot
   std::vector<std::string> sending_;

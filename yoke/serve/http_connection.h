@@ -24,6 +24,7 @@ struct HttpLane {
   std::set<HttpPeer*> peers = {};
   boost::asio::io_context context{1};  // its handlers hold connections, which use the above
   boost::asio::steady_timer sweep{context};
+  bool dispatches = false;  // soon, when what has come by now is read
   std::jthread thread = {};
 };
 
@@ -31,9 +32,11 @@ struct HttpShared {
   Service& service;
   const HttpOptions options;
   std::atomic<int64_t> connections{0}, unwritten{0};
-  std::atomic<int64_t> unread{0};  // requests of which a part has come
+  std::atomic<int64_t> unread{0};     // requests of which a part has come
+  std::atomic<size_t> body_bytes{0};  // memory of those
   std::atomic<uint64_t> next_connection{1};
   std::atomic<bool> closing{false};
+  std::atomic<bool> full{false};  // further clients wait
   Errands::Client errands{service.errands()};
 };
 
@@ -41,6 +44,8 @@ struct HttpShared {
 class HttpPeer {
  public:
   virtual ~HttpPeer() = default;
+  // Null where it is about to be deleted.
+  virtual std::shared_ptr<HttpPeer> hold() = 0;
   virtual void look(Time now) = 0;
   virtual void abandon() = 0;
 };

@@ -2,6 +2,7 @@
 #include "yoke/serve/http_front.h"
 
 #include <fcntl.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <boost/asio/posix/stream_descriptor.hpp>
@@ -9,6 +10,7 @@
 
 #include "yoke/base/error.h"
 #include "yoke/net/address.h"
+#include "yoke/net/socket.h"
 #include "yoke/serve/http_connection.h"
 
 namespace yoke::serve {
@@ -17,6 +19,14 @@ namespace {
 namespace asio = boost::asio;
 using asio::ip::tcp;
 using Failure = boost::system::error_code;
+
+// One that goes may be the last to have kept another.
+std::vector<std::shared_ptr<HttpPeer>> hold_peers(const HttpLane& lane) {
+  std::vector<std::shared_ptr<HttpPeer>> held;
+  for (auto* peer : lane.peers)
+    if (auto one = peer->hold()) held.push_back(std::move(one));
+  return held;
+}
 
 }  // namespace
 
@@ -71,7 +81,7 @@ struct HttpFront::Impl {
     const Time deadline = SteadyClock().now() + std::chrono::seconds(2);
     for (auto& lane : lanes)
       asio::post(lane->context, [&lane = *lane] {
-        for (auto* peer : std::set(lane.peers)) peer->abandon();
+        for (const auto& peer : hold_peers(lane)) peer->abandon();
       });
     while (shared.connections > 0 && SteadyClock().now() < deadline)
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -123,8 +133,17 @@ struct HttpFront::Impl {
   // Further clients wait in the system's queue.
   void accept_if_room() {
     if (!acceptor->is_open()) return;
-    if (shared.connections < shared.options.max_connections) return accept();
+    shared.full = shared.connections >= shared.options.max_connections || !has_spare_files();
+    if (!shared.full) return accept();
     accept_later();
+  }
+  // For workers that start again, and whatever else is opened.
+  bool has_spare_files() {
+    constexpr rlim_t kSpare = 64;
+    rlimit limit{};
+    ::getrlimit(RLIMIT_NOFILE, &limit);
+    const net::Descriptor lowest(::fcntl(acceptor->native_handle(), F_DUPFD_CLOEXEC, 0));
+    return lowest && rlim_t(lowest.get()) + kSpare < limit.rlim_cur;
   }
   void accept_later() {
     again.expires_after(std::chrono::milliseconds(10));
@@ -146,7 +165,7 @@ struct HttpFront::Impl {
     lane.sweep.async_wait([this, &lane](Failure failure) {
       if (failure) return;
       const Time now = SteadyClock().now();
-      for (auto* peer : std::set(lane.peers)) peer->look(now);
+      for (const auto& peer : hold_peers(lane)) peer->look(now);
       sweep(lane);
     });
   }

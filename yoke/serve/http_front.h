@@ -18,6 +18,7 @@ struct HttpOptions {
   int threads = 1;
   int64_t max_connections = 1024;
   size_t max_body_bytes = 256 << 20;
+  size_t max_unread_bytes = 1 << 30;  // of bodies that are not whole; one alone may have more
   Duration idle = std::chrono::seconds(60);
   std::string tls_cert = {}, tls_key = {};  // files of PEM; empty: no TLS
 };

@@ -2,10 +2,14 @@
 #include "yoke/serve/http_front.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include "yoke/base/error.h"
 #include "yoke/base/text.h"
 #include "yoke/net/socket.h"
+#include "yoke/serve/keys.h"
 #include "yoke/serve/stand_in.h"
 
 namespace yoke::serve {
@@ -17,10 +21,15 @@ Time soon() { return SteadyClock().now() + seconds(30); }
 
 struct Server {
   explicit Server(const std::string& path, const std::string& devices = "cpu:4",
-                  HttpOptions options = {}, std::vector<TenantConfig> tenants = {})
-      : service({.models = {{.name = "m", .path = path, .devices = devices, .batch = 1}},
+                  HttpOptions options = {}, std::vector<TenantConfig> tenants = {},
+                  std::vector<std::string> input = {})
+      : service({.models = {{.name = "m",
+                             .path = path,
+                             .devices = devices,
+                             .batch = 1,
+                             .input = std::move(input)}},
                  .tenants = std::move(tenants)},
-                {.workers = {.open = open_stand_in}, .slab_bytes = 4 << 20},
+                {.workers = {.open = open_stand_in}, .slab_bytes = 16 << 20},
                 observe::Log({.level = observe::Level::Off, .other_ranks = observe::Level::Off}),
                 metrics),
         front(service, options) {
@@ -53,6 +62,27 @@ std::string read_until(net::Socket& socket, const std::string& text, size_t time
     const size_t bytes = socket.read_some(piece, soon());
     if (bytes == 0) return all;
     all.append(piece, bytes);
+  }
+}
+
+TEST(Service, KnowsATenantNoMoreThatThePoolHasLost) {
+  Server server("stand-in:", "cpu:1", {}, {{.name = "a"}});
+  server.service.pool().set_tenants({{.name = "b"}});  // as reload() does, before it is through
+  try {
+    server.service.identify("", "");
+    FAIL() << "it knew it";
+  } catch (const Refused& why) {
+    EXPECT_EQ(why.outcome.status, Status::Forbidden);
+    EXPECT_EQ(why.outcome.text, "tenant 'a' is no more");
+  }
+}
+
+TEST(Service, RefusesATenantWhoseDevicesNoModelHas) {
+  try {
+    const Server server("stand-in:", "cpu:1", {}, {{.name = "a", .devices = "cpu:2"}});
+    FAIL() << "it started";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), Kind::Config);
   }
 }
 
@@ -142,6 +172,117 @@ TEST(HttpFront, LetsQuietClientsMakeRoomForOthers) {
   auto socket = server.connect();
   socket.write_all(infer(2), soon());
   EXPECT_NE(read_until(socket, "]}]}", 1).find("[4.0,"), std::string::npos);
+}
+
+TEST(HttpFront, WritesToASlowReaderAsLongAsItReads) {
+  constexpr size_t kValues = 1'000'000;
+  const Server server("stand-in:", "cpu:1", {.idle = std::chrono::milliseconds(400)}, {},
+                      {cat("x:FP32[-1,", kValues, "]")});
+  auto socket = server.connect();
+  const int small = 64 << 10;
+  ::setsockopt(socket.fd(), SOL_SOCKET, SO_RCVBUF, &small, sizeof(small));
+  const std::vector<float> values(kValues, 1.2345678e-10f);  // long as text
+  const std::string json =
+      cat(R"({"inputs":[{"name":"x","shape":[1,)", kValues,
+          R"(],"datatype":"FP32","parameters":{"binary_data_size":)", 4 * kValues, "}}]}");
+  socket.write_all(
+      cat("POST /v2/models/m/infer HTTP/1.1\r\nHost: a\r\nInference-Header-Content-Length: ",
+          json.size(), "\r\nContent-Length: ", json.size() + 4 * kValues, "\r\n\r\n", json,
+          std::string_view(reinterpret_cast<const char*>(values.data()), 4 * kValues)),
+      soon());
+  std::string piece(256 << 10, '\0');
+  size_t bytes = 0;
+  for (Time next = SteadyClock().now(); bytes < 10 * kValues;) {
+    const size_t some = socket.read_some(piece, soon());
+    ASSERT_GT(some, 0u) << "after " << bytes << " bytes";
+    if ((bytes + some) / piece.size() > bytes / piece.size())
+      while (SteadyClock().now() < next) std::this_thread::yield();
+    next = SteadyClock().now() + std::chrono::milliseconds(40);
+    bytes += some;
+  }
+}
+
+TEST(HttpFront, EndsABodyThatDripsAndIsReadyMeanwhile) {
+  const Server server("stand-in:", "cpu:1", {.idle = std::chrono::milliseconds(300)});
+  auto slow = server.connect();
+  slow.write_all("POST /v2/models/m/infer HTTP/1.1\r\nHost: a\r\nContent-Length: 99999999\r\n\r\n",
+                 soon());
+  const Time begun = SteadyClock().now();
+  auto other = server.connect();
+  std::string drop(1, ' ');
+  for (Time next = begun;; next += std::chrono::milliseconds(10)) try {
+      while (SteadyClock().now() < next) std::this_thread::yield();
+      ASSERT_LT(SteadyClock().now() - begun, seconds(20));
+      slow.write_all(drop, soon());
+      other.write_all("GET /v2/health/ready HTTP/1.1\r\nHost: a\r\n\r\n", soon());
+      ASSERT_EQ(read_until(other, "true}", 1).substr(9, 3), "200");
+    } catch (const Error&) {
+      break;
+    }
+}
+
+TEST(HttpFront, LooksAtTheKeyBeforeTheBody) {
+  const Server server("stand-in:", "cpu:1", {}, {{.name = "ann", .key_sha256 = sha256("hers")}});
+  for (const char* key : {"", "yoke-key: other\r\n"}) {
+    auto socket = server.connect();
+    socket.write_all(cat("POST /v2/models/m/infer HTTP/1.1\r\nHost: a\r\n", key,
+                         "Expect: 100-continue\r\nContent-Length: 100000\r\n\r\n"),
+                     soon());
+    const std::string answer = read_until(socket, "never", 1);
+    EXPECT_EQ(answer.substr(0, 13), "HTTP/1.1 401 ") << answer;
+  }
+  auto socket = server.connect();
+  socket.write_all(infer(1, "authorization: bearer hers\r\n"), soon());
+  EXPECT_EQ(read_until(socket, "]}]}", 1).substr(9, 3), "200");
+}
+
+TEST(HttpFront, BoundsBodiesThatAreNotWhole) {
+  const Server server("stand-in:", "cpu:1", {.max_unread_bytes = 3 << 20});
+  const std::string part(64 << 10, ' ');
+  std::vector<net::Socket> clients;
+  const auto send_part = [&](const char* coding) {
+    clients.push_back(server.connect());
+    clients.back().write_all(cat("POST /v2/models/m/infer HTTP/1.1\r\nHost: a\r\n", coding, part),
+                             soon());
+  };
+  for (int i = 0; i < 3; ++i)
+    send_part("Content-Length: 2000000\r\n\r\n");  // 1 MiB is made room for
+  net::Socket whole = server.connect();
+  const auto answer = [&](const std::string& request) {
+    whole.write_all(request, soon());
+    return read_until(whole, "}", 1).substr(9, 3);
+  };
+  EXPECT_EQ(answer("GET /v2/health/ready HTTP/1.1\r\nHost: a\r\n\r\n"), "200");
+  for (const char* coding :
+       {"Content-Length: 2000000\r\n\r\n", "Transfer-Encoding: chunked\r\n\r\n10000\r\n"}) {
+    send_part(coding);
+    const std::string refused = read_until(clients.back(), "\r\n\r\n", 1);
+    EXPECT_EQ(refused.substr(9, 3), "503") << coding;
+    EXPECT_NE(refused.find("Retry-After: 1"), refused.npos) << coding;
+    clients.pop_back();
+  }
+  EXPECT_EQ(answer(infer(1)), "200");
+  clients.pop_back();  // there is room again
+  send_part("Content-Length: 65537\r\n\r\n");
+  clients.back().write_all(" ", soon());
+  EXPECT_EQ(read_until(clients.back(), "\r\n", 1).substr(9, 3), "400");
+}
+
+TEST(HttpFront, LeavesSomeDescriptors) {
+  const Server server("stand-in:");
+  const auto files = [] { return rlim_t(net::Descriptor(::dup(0)).get()); };
+  rlimit before{};
+  ::getrlimit(RLIMIT_NOFILE, &before);
+  const rlimit few{.rlim_cur = files() + 100, .rlim_max = before.rlim_max};
+  ::setrlimit(RLIMIT_NOFILE, &few);
+  std::vector<net::Socket> clients;
+  for (int i = 0; i < 60; ++i) clients.push_back(server.connect());
+  const Time settled = SteadyClock().now() + std::chrono::milliseconds(200);
+  while (SteadyClock().now() < settled) ASSERT_LT(files(), few.rlim_cur - 10);
+  clients.erase(clients.begin(), clients.end() - 1);
+  clients[0].write_all(infer(1), soon());
+  EXPECT_EQ(read_until(clients[0], "]}]}", 1).substr(9, 3), "200");
+  ::setrlimit(RLIMIT_NOFILE, &before);
 }
 
 }  // namespace

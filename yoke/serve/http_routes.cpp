@@ -35,9 +35,14 @@ std::vector<std::string> parts_of(std::string_view target) {
   }
   target = target.substr(0, target.find('?'));
   std::vector<std::string> parts;
+  parts.reserve(6);
   if (target.starts_with('/')) target.remove_prefix(1);
-  for (const auto& part : split(target, '/')) parts.push_back(decode(part));
-  return parts;
+  for (;;) {
+    const size_t end = target.find('/');
+    parts.push_back(decode(target.substr(0, end)));
+    if (end == target.npos) return parts;
+    target.remove_prefix(end + 1);
+  }
 }
 
 // What the client likes best of what we have; empty for the body as it is.

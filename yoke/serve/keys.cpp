@@ -4,6 +4,7 @@
 #include <openssl/crypto.h>
 #include <openssl/evp.h>
 #include <openssl/rand.h>
+#include <strings.h>
 
 #include <array>
 #include <span>
@@ -40,6 +41,14 @@ std::string sha256(std::string_view text) {
 
 bool same_digest(std::string_view one, std::string_view other) {
   return one.size() == other.size() && CRYPTO_memcmp(one.data(), other.data(), one.size()) == 0;
+}
+
+std::string_view bearer_key(std::string_view authorization) {
+  constexpr std::string_view kScheme = "Bearer ";
+  if (authorization.size() < kScheme.size() ||
+      ::strncasecmp(authorization.data(), kScheme.data(), kScheme.size()) != 0)
+    return {};
+  return authorization.substr(kScheme.size());
 }
 
 }  // namespace yoke::serve

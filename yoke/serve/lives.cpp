@@ -18,6 +18,17 @@ Duration back_off(int quick_deaths) {
                            : milliseconds(100) * (1 << std::min(quick_deaths, 8));
 }
 
+// A slab has places for no more.
+void check_tensors(const std::vector<Port>& ports, const char* what) {
+  if (ports.size() > kMaxTensors)
+    fail(Kind::Config, "the model has ", ports.size(), " ", what, ", wanted at most ", kMaxTensors,
+         "; join some of them in the model");
+  for (const auto& port : ports)
+    if (port.shape.size() > kMaxRank)
+      fail(Kind::Config, "the model's '", port.name, "' has ", port.shape.size(),
+           " dimensions, wanted at most ", kMaxRank);
+}
+
 }  // namespace
 
 void Pool::Impl::start(Hosted& hosted) {
@@ -53,6 +64,8 @@ void Pool::Impl::retire(std::shared_ptr<Model> model) {  // not a reference into
 void Pool::Impl::became_ready(Hosted& hosted, const std::string& json, Outbox& outbox) {
   auto facts = std::make_shared<Facts>(parse_facts(json));
   facts->batch = std::clamp<int64_t>(facts->batch, 0, hosted.worker->channel().max_rows());
+  check_tensors(facts->inputs, "inputs");
+  check_tensors(facts->outputs, "outputs");
   auto model = hosted.model;
   if (model->facts &&
       (facts->inputs != model->facts->inputs || facts->batch != model->facts->batch))
@@ -63,9 +76,11 @@ void Pool::Impl::became_ready(Hosted& hosted, const std::string& json, Outbox& o
     for (const auto& note : facts->notes)
       outbox.lines.emplace_back(
           [text = cat(model->config.name, ": ", note)](const auto& log) { log.info(text); });
-    const bool one_shape = std::ranges::all_of(facts->inputs, [](const auto& port) {
-      return std::ranges::all_of(port.shape.begin() + (port.has_rows() ? 1 : 0), port.shape.end(),
-                                 &plan::Size::fixed);
+    const bool whole =
+        facts->batch == 0 || std::ranges::count(facts->inputs, Type::Bytes, &Port::type) > 0;
+    const bool one_shape = std::ranges::all_of(facts->inputs, [&](const auto& port) {
+      return std::ranges::all_of(port.shape.begin() + (!whole && port.has_rows() ? 1 : 0),
+                                 port.shape.end(), &plan::Size::fixed);
     });
     model->one_shape = facts->declared && one_shape && !facts->has_words;
     model->longest[""].batch = facts->longest_s * 1e9;
@@ -142,9 +157,11 @@ void Pool::Impl::died(Hosted& hosted, const std::string& why, Outbox& outbox) {
   promote(seat);
   dismiss(hosted);
   auto& model = *hosted.model;
-  std::erase_if(model.sequences,
-                [&](const auto& entry) { return entry.second->hosted == &hosted; });
-  hosted.sequences = 0;
+  std::erase_if(model.sequences, [&](const auto& entry) {
+    if (entry.second->hosted != &hosted) return false;
+    model.leave(*entry.second);
+    return true;
+  });
   if (model.state == ModelState::Unloading && model.in_flight == 0) return;
   if (std::ranges::count(coming_, hosted.model) == 0)  // else whoever loads it is told
     outbox.lines.emplace_back([text = cat("a worker of '", model.config.name, "' ended: ", why),
@@ -211,10 +228,7 @@ void Pool::Impl::heard(Hosted& hosted, Outbox& outbox) {
 
 void Pool::Impl::count_devices() {
   int count = 0;
-  for (const auto& seat : seats_)
-    count += seat.owner < 0 && std::ranges::any_of(seat.hosted, [](const Hosted* hosted) {
-               return hosted->state == Hosted::State::Ready;
-             });
+  for (const auto& seat : seats_) count += seat.is_shared();
   share_.set_devices(std::max(count, 1));
 }
 

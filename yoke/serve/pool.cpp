@@ -21,13 +21,17 @@ namespace yoke::serve {
 namespace {
 
 constexpr uint64_t kUsualPriority = 1 << 20;  // what 0 means: below all that are given
+constexpr size_t kMostSequences = 1024;       // of a replica
 constexpr double kRetryAfter = 5;             // seconds, where nobody knows
 
-std::string shape_key(const Request& request) {
+// Without the number of rows, where batches have those of several requests.
+std::string shape_key(const Request& request, const Facts& facts) {
+  const size_t first = is_whole(request, facts) ? 0 : 1;
   std::string key;
   for (const auto& input : request.inputs) {
     key += char(input.type);
-    for (size_t i = 1; i < input.shape.size(); ++i) key += cat(input.shape[i], ",");
+    for (size_t i = first; i < input.shape.size(); ++i)
+      key += std::to_string(input.shape[i]) += ',';
   }
   return key;
 }
@@ -79,7 +83,33 @@ void Pool::Impl::admit(const TicketPtr& ticket) {
   }
 }
 
-// Its requests go to the replica that has its state; a new one to where there are fewest.
+// Where there are fewest. Of several tenants one has at most as many as it leaves to others, so
+// that there is a place for who comes new.
+Hosted& Pool::Impl::place_of_sequence(const Ticket& ticket) const {
+  const auto& model = *ticket.model;
+  Hosted* least = nullptr;
+  size_t left = 0;
+  for (const auto& hosted : model.hosted) {
+    if (hosted->state != Hosted::State::Ready || !may_use(ticket.tenant, *hosted->seat)) continue;
+    left += kMostSequences - hosted->sequences;
+    if (!least || hosted->sequences < least->sequences) least = hosted.get();
+  }
+  if (!least) refuse(Status::Unavailable, "no replica is ready");
+  if (left == 0)
+    refuse(Status::Exhausted, "each replica has ", kMostSequences,
+           " sequences; end some by sequence_end");
+  const auto& tenant = tenants_[size_t(ticket.tenant)];
+  const auto shares = [](const auto& one) { return one->active && one->config.devices.empty(); };
+  const auto own = model.sequences_of.find(ticket.tenant);
+  if (own != model.sequences_of.end() && own->second >= left && shares(tenant) &&
+      std::ranges::count_if(tenants_, shares) > 1)
+    refuse(Status::Exhausted, "tenant '", tenant->config.name, "' has ", own->second,
+           " sequences of model '", model.config.name, "', and may have no more than are left for ",
+           "others, ", left, "; end some by sequence_end");
+  return *least;
+}
+
+// Its requests go to the replica that has its state.
 void Pool::Impl::join_sequence(Ticket& ticket) {
   auto& model = *ticket.model;
   const auto& parameters = ticket.request.parameters;
@@ -92,22 +122,15 @@ void Pool::Impl::join_sequence(Ticket& ticket) {
            idle > 0 ? cat(", and the next within sequence_idle_s = ", idle, " s") : "");
   }
   if (found == model.sequences.end()) {
-    Hosted* least = nullptr;
-    for (const auto& hosted : model.hosted)
-      if (hosted->state == Hosted::State::Ready && may_use(ticket.tenant, *hosted->seat) &&
-          (!least || hosted->sequences < least->sequences))
-        least = hosted.get();
-    if (!least) refuse(Status::Unavailable, "no replica is ready");
-    if (least->sequences >= 1024)
-      refuse(Status::Exhausted, "each replica has 1024 sequences; end some by sequence_end");
-    found =
-        model.sequences.emplace(key, std::make_shared<Sequence>(Sequence{.hosted = least})).first;
-    ++least->sequences;
+    const Sequence sequence{.hosted = &place_of_sequence(ticket), .tenant = ticket.tenant};
+    found = model.sequences.emplace(key, std::make_shared<Sequence>(sequence)).first;
+    ++sequence.hosted->sequences;
+    ++model.sequences_of[ticket.tenant];
   }
   ticket.sequence = found->second;
   ++ticket.sequence->in_flight;
   if (parameters.sequence_end) {
-    --ticket.sequence->hosted->sequences;
+    model.leave(*found->second);
     model.sequences.erase(found);
   }
 }
@@ -219,6 +242,25 @@ void Pool::Impl::set_owners() {
   count_devices();
 }
 
+// Whether there are enough of what tenants want for themselves; where no model was placed yet
+// nobody knows.
+void Pool::Impl::check_owners(const std::vector<TenantConfig>& tenants) const {
+  std::map<std::string, int> wanted;
+  for (const auto& tenant : tenants) {
+    if (tenant.devices.empty()) continue;
+    for (const auto& device : topo::parse_devices(tenant.devices, options_.host)) {
+      const std::string name = topo::to_text(device);
+      const auto there = std::ranges::count_if(
+          seats_, [&](const Seat& seat) { return seat.name.starts_with(name + "#"); });
+      if (++wanted[name] > there && !seats_.empty())
+        fail(Kind::Config, "tenant '", tenant.name, "': devices '", tenant.devices,
+             "' cannot be its own: with those of tenants before it that is ", wanted[name], " x ",
+             name, ", and the models are on ", there,
+             "; name fewer, or put the models on more by model.devices");
+    }
+  }
+}
+
 // Requests for which there is no device any more.
 void Pool::Impl::answer_stranded(Outbox& outbox) {
   std::vector<TicketPtr> stranded;
@@ -279,20 +321,21 @@ void Pool::set_tenants(const std::vector<TenantConfig>& given) {
     if (tenant.devices.empty()) shares.emplace_back(tenant.name, tenant.share());
   check_shares(shares);
   auto& impl = *impl_;
-  for (const auto& tenant : list)
-    if (!tenant.devices.empty()) topo::parse_devices(tenant.devices, impl.options_.host);
   Outbox outbox;
   {
     const MutexLock lock(impl.mutex_);
+    impl.check_owners(list);
     for (auto& tenant : impl.tenants_) tenant->active = false;
     for (const auto& config : list) {
+      // Whoever has devices of its own wants nothing of those of all.
+      const Share share = config.devices.empty() ? config.share() : Share{};
       auto found = std::ranges::find(impl.tenants_, config.name,
                                      [](const auto& tenant) { return tenant->config.name; });
       if (found == impl.tenants_.end()) {
         auto tenant = std::make_unique<Tenant>();
         const observe::Labels labels{{"tenant", config.name}};
         auto& metrics = impl.metrics_;
-        impl.share_.add(config.share(), impl.clock_.now());  // its number is the tenant's
+        impl.share_.add(share, impl.clock_.now());  // its number is the tenant's
         tenant->device_s = &metrics.counter("yoke_tenant_device_seconds_total",
                                             "Device time of a tenant's rows.", labels);
         tenant->borrowed_s =
@@ -311,7 +354,7 @@ void Pool::set_tenants(const std::vector<TenantConfig>& given) {
       }
       (*found)->config = config;
       (*found)->active = true;
-      impl.share_.change(int(found - impl.tenants_.begin()), config.share());
+      impl.share_.change(int(found - impl.tenants_.begin()), share);
     }
     for (size_t i = 0; i < impl.tenants_.size(); ++i)
       if (!impl.tenants_[i]->active) impl.share_.change(int(i), {});
@@ -329,7 +372,8 @@ int Pool::tenant(const std::string& name) const {
   fail(Kind::Usage, "there is no tenant '", name, "'");
 }
 
-Pool::TicketPtr Pool::submit(Request request, int tenant, OnAnswer on_answer, OnText on_text) {
+Pool::TicketPtr Pool::submit(Request request, int tenant, OnAnswer on_answer, OnText on_text,
+                             When when) {
   auto& impl = *impl_;
   auto ticket = std::make_shared<Ticket>();
   ticket->tenant = tenant;
@@ -364,7 +408,7 @@ Pool::TicketPtr Pool::submit(Request request, int tenant, OnAnswer on_answer, On
     if (bytes > impl.options_.slab_bytes / 2)
       refuse(Status::TooLarge, "model '", request.model, "': a row has ", bytes,
              " bytes, of at most ", impl.options_.slab_bytes / 2, "; serve.slab_mb makes it more");
-    ticket->shape_key = shape_key(request);
+    ticket->shape_key = shape_key(request, *facts);
   } catch (Refused& why) {
     refused = std::move(why.outcome);
   }
@@ -384,10 +428,7 @@ Pool::TicketPtr Pool::submit(Request request, int tenant, OnAnswer on_answer, On
       impl.admit(ticket);
       ticket->row_key = impl.next_row_key_;
       impl.next_row_key_ += uint64_t(ticket->rows);
-      ticket->todo = {{0, facts->batch > 0 ? ticket->rows : 1}};
-      if (!ticket->request.prompt && facts->batch > 0 &&
-          std::ranges::count(ticket->request.inputs, Type::Bytes, &Tensor::type) > 0)
-        ticket->todo = {{0, 1}};
+      ticket->todo = {{0, is_whole(ticket->request, *facts) ? 1 : ticket->rows}};
       if (ticket->deadline) {
         impl.deadlines_.emplace(*ticket->deadline, ticket);
         impl.look_by(*ticket->deadline);
@@ -397,7 +438,7 @@ Pool::TicketPtr Pool::submit(Request request, int tenant, OnAnswer on_answer, On
       impl.tenants_[size_t(tenant)]->waiting_bytes += ticket->bytes;
       if (!ticket->stream.empty()) impl.streams_[ticket->stream].order.push_back(ticket);
       impl.enqueue(ticket);
-      impl.pump();
+      if (when == When::Now) impl.pump();
     } catch (Refused& why) {
       ticket->model = nullptr;
       ticket->request.inputs.clear();  // a stream may keep it for long
@@ -414,6 +455,11 @@ Pool::TicketPtr Pool::submit(Request request, int tenant, OnAnswer on_answer, On
   }
   impl.send(outbox);
   return ticket;
+}
+
+void Pool::dispatch() {
+  const MutexLock lock(impl_->mutex_);
+  impl_->pump();
 }
 
 void Pool::cancel(const TicketPtr& ticket) {

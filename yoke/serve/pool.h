@@ -97,6 +97,7 @@ struct TenantView {
   std::map<std::string, Usage> by_model = {};
   uint64_t refused = 0;
   double p50_ms = 0, p99_ms = 0;  // of the latest answers
+  bool active = true;             // else it was taken away, and is told of for what it used
 };
 
 struct PoolView {
@@ -116,7 +117,8 @@ class Pool {
   Pool(const PoolOptions& options, observe::Log log, observe::Registry& metrics);
   ~Pool();
 
-  // Those there are stay themselves by name; who is missing takes no more requests.
+  // Those there are stay themselves by name; who is missing takes no more requests. Throws
+  // Kind::Config where a tenant's own devices have no models, or too few parts of them.
   void set_tenants(const std::vector<TenantConfig>& tenants);
   // The number of one; throws Kind::Usage where there is none.
   int tenant(const std::string& name) const;
@@ -128,12 +130,17 @@ class Pool {
   void load_and_wait(const ModelConfig& model, Duration timeout);
   // False where there is none. Requests that it has are finished first.
   bool unload(const std::string& name, const std::string& version = "");
-  // Until all models are ready or one has failed, whose reason is thrown, Kind::Config.
+  // Until all models of load() are ready or one has failed, whose reason is thrown, Kind::Config.
   void wait_ready(Duration timeout);
   bool all_loaded() const;     // at this moment
   void check_loading() const;  // throws as wait_ready() does
 
-  TicketPtr submit(Request request, int tenant, OnAnswer on_answer, OnText on_text = {});
+  // Later: more requests follow at once, and devices get them when dispatch() is called, so that
+  // the first one of many does not go alone.
+  enum class When { Now, Later };
+  TicketPtr submit(Request request, int tenant, OnAnswer on_answer, OnText on_text = {},
+                   When when = When::Now);
+  void dispatch();
   void cancel(const TicketPtr& ticket);
 
   // Without a thread of its own: readable when there is something to do, which watch_once() does,

@@ -5,6 +5,7 @@
 // lives.cpp for workers and done.cpp for batches.
 #pragma once
 
+#include <algorithm>
 #include <deque>
 #include <list>
 #include <map>
@@ -38,8 +39,9 @@ struct Hosted;
 // What a client's requests have in common that go to one instance of a model with state.
 struct Sequence {
   Hosted* hosted = nullptr;  // the replica that has it
-  size_t in_flight = 0;      // requests without an answer
-  Time used = {};            // when one was answered last
+  int tenant = 0;
+  size_t in_flight = 0;  // requests without an answer
+  Time used = {};        // when one was answered last
 };
 
 // A request on its way.
@@ -72,6 +74,12 @@ class Pool::Ticket {
 };
 using Ticket = Pool::Ticket;
 using TicketPtr = Pool::TicketPtr;
+
+// Its rows are not to be apart, nor with others'.
+inline bool is_whole(const Request& request, const Facts& facts) {
+  return request.prompt || facts.batch == 0 ||
+         std::ranges::count(request.inputs, Type::Bytes, &Tensor::type) > 0;
+}
 
 // Some rows of a request within a batch.
 struct Entry {
@@ -129,6 +137,10 @@ struct Seat {
   BatchPtr first = {}, second = {};
   bool filling = false;
   BatchPtr filled = {};
+  bool is_shared() const {  // and there is someone to compute
+    const auto is_ready = [](const Hosted* one) { return one->state == Hosted::State::Ready; };
+    return owner < 0 && std::ranges::any_of(hosted, is_ready);
+  }
 };
 
 struct Model {
@@ -143,8 +155,10 @@ struct Model {
   };
   std::map<std::string, Longest> longest = {};  // by shape
   bool one_shape = false, given_up = false;
-  size_t in_flight = 0;                                             // requests without an answer
+  bool awaited = false;  // the pool is not ready before it is
+  size_t in_flight = 0;  // requests without an answer
   std::map<std::string, std::shared_ptr<Sequence>> sequences = {};  // by tenant/name
+  std::map<int, size_t> sequences_of = {};                          // how many, by tenant
   // Each holds the model in turn, until it is gone and this is cleared.
   std::vector<std::shared_ptr<Hosted>> hosted = {};
   observe::Counter *success = nullptr, *rejected = nullptr, *cancelled = nullptr, *failed = nullptr,
@@ -153,6 +167,10 @@ struct Model {
   observe::Gauge* pending = nullptr;
   observe::Histogram *latency = nullptr, *batch_rows = nullptr;
   std::string key() const { return config.name + "/" + config.version; }
+  void leave(const Sequence& sequence) {  // which is then forgotten
+    --sequence.hosted->sequences;
+    --sequences_of[sequence.tenant];
+  }
 };
 
 struct Tenant {
@@ -213,16 +231,19 @@ class Pool::Impl {
   std::optional<Time> retry_at_;  // when a tenant at its limit may go on
 
   // pool.cpp
-  void admit(const TicketPtr& ticket);  // throws Refused
-  void join_sequence(Ticket& ticket);   // likewise
+  void admit(const TicketPtr& ticket);                    // throws Refused
+  void join_sequence(Ticket& ticket);                     // likewise
+  Hosted& place_of_sequence(const Ticket& ticket) const;  // likewise
   void enqueue(const TicketPtr& ticket);
+  void check_owners(const std::vector<TenantConfig>& tenants) const;  // throws Kind::Config
   void set_owners();
   void answer_stranded(Outbox& outbox);
   void answer(const TicketPtr& ticket, Outcome outcome, Outbox& outbox);
   void send(Outbox& outbox);  // without the mutex
 
   // pool_models.cpp
-  std::shared_ptr<Model> load(const ModelConfig& config);
+  std::shared_ptr<Model> load(const ModelConfig& config, bool awaited);
+  const Model* awaited() const;  // one that is not ready yet
   void place(const std::shared_ptr<Model>& model);
   std::shared_ptr<Model> find(const std::string& name, const std::string& version) const;
 

@@ -96,6 +96,34 @@ TEST(PoolLives, WaitsLongerEachTimeForAWorkerThatEndsAtItsStart) {
   delete first;  // its worker has left it as it was, since the error was fatal
 }
 
+TEST(PoolLives, TakesNoLongPromptForStuckAsShortOnesWereQuick) {
+  Made model;
+  model.on_prompt = [] { std::this_thread::sleep_for(milliseconds(1500)); };
+  model.told.has_words = true;
+  model.told.longest_s = 1e-3;
+  Bench bench(made(model, milliseconds(100)), {.name = "m", .devices = "cpu:1"});
+  Answers answers;
+  bench.pool.submit({.model = "m", .prompt = Prompt{.text = "once"}}, 0, answers.next());
+  EXPECT_EQ(answers.wait()[0][0].text, "and so on");
+  EXPECT_EQ(bench.pool.view().replicas[0].restarts, 0);
+}
+
+TEST(PoolLives, TakesNoLargeRequestForStuckAsSmallOnesWereQuick) {
+  Made model;
+  model.on_run = [](const Call& call, Outputs& outputs) {
+    if (call.inputs[0].shape[0] > 1) std::this_thread::sleep_for(milliseconds(1500));
+    outputs.add(Type::Fp32, call.inputs[0].shape);
+  };
+  model.told.batch = 0;  // a request is taken as it is
+  Bench bench(made(model, milliseconds(100)), {.name = "m", .devices = "cpu:1"});
+  Answers answers;
+  bench.pool.submit(row_of(1), 0, answers.next());
+  answers.wait();
+  bench.pool.submit(request_of({{1}, {2}}), 0, answers.next());
+  EXPECT_EQ(answers.count(Status::Ok), 2u);
+  EXPECT_EQ(bench.pool.view().replicas[0].restarts, 0);
+}
+
 TEST(PoolLives, ReplacesAWorkerThatFailsAgainAndAgainAsOthersDoNot) {
   Gate gate;
   std::atomic<int> lives = 0;  // of the first replica

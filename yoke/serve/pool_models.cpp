@@ -58,6 +58,7 @@ void Pool::Impl::place(const std::shared_ptr<Model>& model) {
                     .precision = model->config.precision,
                     .stateful = model->config.stateful,
                     .tokenizer = model->config.tokenizer,
+                    .record = model->config.record,
                     .timed = options_.trace > 0};
     seat->hosted.push_back(hosted.get());
     all_hosted_.push_back(hosted.get());
@@ -72,10 +73,11 @@ void Pool::Impl::place(const std::shared_ptr<Model>& model) {
   set_owners();
 }
 
-std::shared_ptr<Model> Pool::Impl::load(const ModelConfig& config) {
+std::shared_ptr<Model> Pool::Impl::load(const ModelConfig& config, bool awaited) {
   auto& impl = *this;
   auto model = std::make_shared<Model>();
   model->config = config;
+  model->awaited = awaited;
   const observe::Labels labels{{"model", config.name}, {"version", config.version}};
   const auto counter = [&](const char* name, const char* help, const char* reason = nullptr) {
     auto with = labels;
@@ -107,11 +109,16 @@ std::shared_ptr<Model> Pool::Impl::load(const ModelConfig& config) {
   return model;
 }
 
-void Pool::load(const ModelConfig& config) { impl_->load(config); }
+const Model* Pool::Impl::awaited() const {
+  const auto found = std::ranges::find_if(coming_, [](const auto& one) { return one->awaited; });
+  return found == coming_.end() ? nullptr : found->get();
+}
+
+void Pool::load(const ModelConfig& config) { impl_->load(config, true); }
 
 void Pool::load_and_wait(const ModelConfig& config, Duration timeout) {
   auto& impl = *impl_;
-  const auto model = impl.load(config);
+  const auto model = impl.load(config, false);
   const Time deadline = impl.clock_.now() + timeout;
   const MutexLock lock(impl.mutex_);
   const auto is_coming = [&] { return std::ranges::count(impl.coming_, model) > 0; };
@@ -143,13 +150,13 @@ bool Pool::unload(const std::string& name, const std::string& version) {
 void Pool::check_loading() const {
   const MutexLock lock(impl_->mutex_);
   for (const auto& model : impl_->coming_)
-    if (model->state == ModelState::Unavailable)
+    if (model->awaited && model->state == ModelState::Unavailable)
       fail(Kind::Config, "model '", model->config.name, "': ", model->reason);
 }
 
 bool Pool::all_loaded() const {
   const MutexLock lock(impl_->mutex_);
-  return impl_->coming_.empty();
+  return !impl_->awaited();
 }
 
 void Pool::wait_ready(Duration timeout) {
@@ -158,8 +165,8 @@ void Pool::wait_ready(Duration timeout) {
   while (!all_loaded()) {
     check_loading();
     const MutexLock lock(impl.mutex_);
-    if (impl.clock_.now() >= deadline && !impl.coming_.empty())
-      fail(Kind::Timeout, "model '", impl.coming_[0]->config.name, "' was not ready in time");
+    if (const auto* model = impl.awaited(); model && impl.clock_.now() >= deadline)
+      fail(Kind::Timeout, "model '", model->config.name, "' was not ready in time");
     impl.changed_.wait_until(impl.mutex_,
                              std::min(deadline, impl.clock_.now() + std::chrono::milliseconds(50)));
   }

@@ -66,6 +66,30 @@ TEST(Pool, PutsTheRowsOfARequestInOrderThoughItsPartsCameOtherwise) {
   for (size_t i = 0; i < 4; ++i) EXPECT_EQ(values[4 * i], 22 + 2 * float(i));
 }
 
+TEST(Pool, DoesNotJoinPiecesOfDifferentKinds) {
+  Gate gate;
+  Made model;
+  model.on_run = [&](const Call& call, Outputs& outputs) {
+    const auto& input = call.inputs[0];
+    gate.pass({*reinterpret_cast<const float*>(input.data)});
+    outputs.add(input.shape[0] == 4 ? Type::Int32 : Type::Fp32, input.shape);
+  };
+  model.told.batch = 4;
+  Bench bench(made(model), {.name = "m", .devices = "cpu:1", .batch = 4});
+  Answers answers;
+  bench.pool.submit(row_of(kHeld), 0, answers.next());
+  wait_until([&] { return gate.num_held() == 1; });
+  bench.pool.submit(request_of({{1}, {2}, {3}}), 0, answers.next());
+  bench.pool.submit(request_of({{4}, {5}}), 0, answers.next());  // of which one goes with these
+  gate.open();
+  const auto& all = answers.wait();
+  EXPECT_TRUE(all[1][0].outcome.ok()) << all[1][0].outcome.text;
+  EXPECT_EQ(all[2][0].outcome.status, Status::Internal);
+  EXPECT_EQ(all[2][0].outcome.text,
+            "model 'm' gave outputs of other types or shapes for a part of its rows than for the "
+            "first ones");
+}
+
 TEST(Pool, RefusesWhatDoesNotFitBeforeItIsScheduled) {
   Bench bench("stand-in:");
   Answers answers;
@@ -85,6 +109,59 @@ TEST(Pool, RefusesWhatDoesNotFitBeforeItIsScheduled) {
   EXPECT_EQ(all[1][0].outcome.status, Status::NotFound);
   EXPECT_EQ(all[2][0].outcome.text, "model 'm', input 'x': wanted at most 8 rows, got FP32[9,4]");
   EXPECT_EQ(all[3][0].outcome.text, "model 'm', input 'x': wanted it once, got it 2 times");
+}
+
+TEST(Pool, RefusesMoreTensorsThanABatchHasPlacesFor) {
+  Bench bench("stand-in:");
+  const auto refusal = [&](std::vector<std::string> inputs) -> std::string {
+    try {
+      bench.pool.load_and_wait(
+          {.name = "n", .path = "stand-in:", .devices = "cpu:1", .input = std::move(inputs)},
+          seconds(60));
+      return {};
+    } catch (const Error& error) {
+      return error.what();
+    }
+  };
+  std::vector<std::string> inputs;
+  for (int i = 0; i < 64; ++i) inputs.push_back(cat("x", i, ":FP32[-1,4]"));
+  EXPECT_EQ(refusal(inputs), "");
+  inputs.emplace_back("x64:FP32[-1,4]");
+  EXPECT_EQ(refusal(inputs),
+            "the model has 65 inputs, wanted at most 64; join some of them in the model");
+  EXPECT_EQ(refusal({"x:FP32[-1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1]"}),
+            "the model's 'x' has 17 dimensions, wanted at most 16");
+  Answers answers;
+  auto request = row_of(1);
+  request.inputs.resize(65, request.inputs[0]);
+  bench.pool.submit(std::move(request), 0, answers.next());
+  request = row_of(1);
+  request.outputs.resize(65, {.name = "y"});
+  bench.pool.submit(std::move(request), 0, answers.next());
+  const auto& all = answers.wait();
+  EXPECT_EQ(all[0][0].outcome.text, "model 'm': wanted at most 64 inputs, got 65");
+  EXPECT_EQ(all[1][0].outcome.text, "model 'm': wanted at most 64 outputs, got 65");
+}
+
+TEST(Pool, WantsSizesOfOneNameToBeEqual) {
+  Bench bench(Bench::options(), {.name = "m",
+                                 .path = "stand-in:",
+                                 .devices = "cpu:1",
+                                 .input = {"x:FP32[-1,n]", "z:FP32[-1,2,n]"}});
+  Answers answers;
+  const std::string data(64, 0);
+  for (const int64_t n : {4, 3}) {
+    Request request{.model = "m"};
+    request.inputs = {
+        {.name = "x", .shape = {1, 4}, .data = std::string_view(data).substr(0, 16)},
+        {.name = "z", .shape = {1, 2, n}, .data = std::string_view(data).substr(0, size_t(8 * n))}};
+    bench.pool.submit(std::move(request), 0, answers.next());
+  }
+  const auto& all = answers.wait();
+  EXPECT_TRUE(all[0][0].outcome.ok()) << all[0][0].outcome.text;
+  EXPECT_EQ(all[1][0].outcome.status, Status::Invalid);
+  EXPECT_EQ(all[1][0].outcome.text,
+            "model 'm', input 'z': wanted n = 4 as in input 'x', got FP32[1,2,3]");
 }
 
 TEST(Pool, AnswersAStreamInOrderWhateverBecomesOfItsRequests) {
@@ -279,6 +356,41 @@ TEST(Pool, FailsTheGuiltyRowAlone) {
   EXPECT_EQ(answers.count(Status::Ok), 60u);
 }
 
+TEST(Pool, TellsATenantOfItsOwnRowsAlone) {
+  const auto blame = [](const std::vector<float>& rows) {
+    for (const float row : rows)
+      if (row < 0) fail(Kind::Usage, "a row begins with ", row);
+  };
+  for (const bool pure : {true, false}) {
+    Gate gate;
+    Bench bench(watched([&](const ReplicaSpec&, const std::vector<float>& rows) {
+                  gate.pass(rows);
+                  blame(rows);
+                }),
+                {.name = "m",
+                 .path = pure ? "stand-in:" : "stand-in:pure=0",
+                 .devices = "cpu:1",
+                 .batch = 16},
+                {{.name = "a"}, {.name = "b"}});
+    Answers answers;
+    bench.pool.submit(row_of(kHeld), bench.pool.tenant("a"), answers.next());
+    wait_until([&] { return gate.num_held() == 1; });
+    for (int i = 1; i <= 12; ++i)  // all of which fail
+      bench.pool.submit(row_of(float(-i)), bench.pool.tenant(i % 2 ? "a" : "b"), answers.next());
+    gate.open();
+    const auto& all = answers.wait();
+    int told = 0;
+    for (size_t i = 1; i <= 12; ++i) {
+      const auto& text = all[i][0].outcome.text;
+      const bool own = text == cat("model 'm' failed: a row begins with -", i);
+      EXPECT_TRUE(own || text == "model 'm' failed: what it said may be about rows of others")
+          << text;
+      told += own;
+    }
+    EXPECT_EQ(told, pure ? 8 : 0);
+  }
+}
+
 TEST(Pool, KeepsExclusiveTenantsOutOfMixedBatches) {
   Gate gate;
   Mutex mutex;
@@ -461,6 +573,29 @@ TEST(Pool, ReplacesAModelUnderLoadWithoutLosingARequest) {
   EXPECT_TRUE(bench.pool.ready());
   EXPECT_TRUE(bench.pool.unload("m"));
   EXPECT_FALSE(bench.pool.find("m").has_value());
+}
+
+TEST(Pool, StaysReadyWhileSomethingIsLoadedBesideIt) {
+  std::promise<void> promise;
+  const auto go_on = promise.get_future().share();
+  auto options = Bench::options();
+  options.workers.open = [go_on](const ReplicaSpec& spec) {
+    if (spec.path != "stand-in:") go_on.wait();
+    return open_stand_in(spec);
+  };
+  Bench bench(options, {.name = "m", .path = "stand-in:", .devices = "cpu:1"});
+  std::jthread loads([&] {
+    EXPECT_THROW(
+        bench.pool.load_and_wait(
+            {.name = "m", .path = "stand-in:no", .version = "2", .devices = "cpu:1"}, seconds(60)),
+        Error);
+  });
+  wait_until([&] { return bench.pool.view().models.size() == 2; });
+  EXPECT_TRUE(bench.pool.ready());
+  EXPECT_TRUE(bench.pool.all_loaded());
+  promise.set_value();
+  loads.join();
+  EXPECT_TRUE(bench.pool.ready());
 }
 
 TEST(Pool, KeepsNothingOfAModelThatIsGone) {

@@ -142,6 +142,27 @@ inline PoolOptions watched(OnBatch on_batch) {
   return options;
 }
 
+// A runner of a test's own.
+struct Made final : Runner {
+  Facts told = {.platform = "made", .inputs = {plan::parse_port("x:FP32[-1,4]")}, .batch = 8};
+  std::function<void(const Call& call, Outputs& outputs)> on_run = {};
+  std::function<void()> on_prompt = {};
+  const Facts& facts() const override { return told; }
+  void run(const Call& call, Outputs& outputs) override {
+    if (on_run) on_run(call, outputs);
+  }
+  void generate(const std::string&, const std::string&,
+                const std::function<bool(std::string_view)>& on_text) override {
+    on_prompt();
+    on_text("and so on");
+  }
+};
+inline PoolOptions made(const Made& like, Duration stuck_floor = std::chrono::minutes(5)) {
+  auto options = Bench::options(false, stuck_floor);
+  options.workers.open = [like](const ReplicaSpec&) { return std::make_unique<Made>(like); };
+  return options;
+}
+
 // Where a batch waits until it is let go.
 inline constexpr float kHeld = 1000;
 class Gate {

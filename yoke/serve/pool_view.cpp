@@ -84,8 +84,8 @@ ModelView Pool::Impl::view_of(const Model& model) const {
 bool Pool::ready() const {
   const MutexLock lock(impl_->mutex_);
   if (!impl_->accepting_ || impl_->models_.empty()) return false;
-  const auto first = std::ranges::all_of(impl_->coming_, [&](const auto& model) {
-    return impl_->models_.contains(model->key());  // a new one of something that serves
+  const auto first = std::ranges::none_of(impl_->coming_, [&](const auto& model) {
+    return model->awaited && !impl_->models_.contains(model->key());  // else it goes on meanwhile
   });
   return first && std::ranges::all_of(impl_->models_, [](const auto& entry) {
            return entry.second->state == ModelState::Ready;
@@ -146,7 +146,7 @@ PoolView Pool::view() const {
     gauge("yoke_replica_batches", "Batches that it computed.", double(hosted->batches));
   }
   for (const auto& tenant : impl.tenants_) {
-    if (!tenant->active) continue;
+    if (!tenant->active && tenant->usage.empty()) continue;
     tenant->pending->set(double(tenant->waiting));
     std::vector<double> latest(tenant->latest_ms.begin(), tenant->latest_ms.end());
     std::ranges::sort(latest);
@@ -161,7 +161,8 @@ PoolView Pool::view() const {
                             .by_model = tenant->usage,
                             .refused = tenant->refused,
                             .p50_ms = at(0.5),
-                            .p99_ms = at(0.99)});
+                            .p99_ms = at(0.99),
+                            .active = tenant->active});
   }
   return view;
 }

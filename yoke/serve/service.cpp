@@ -110,8 +110,8 @@ Service::Service(const Config& config, const PoolOptions& options, observe::Log 
       admin_keys_(config.serve.admin_key_sha256),
       access_log_(config.serve.access_log),
       pool_(options, log_, metrics) {
-  pool_.set_tenants(config.tenants);
   for (const auto& model : config.models) pool_.load(model);
+  pool_.set_tenants(config.tenants);  // who may have devices of those models for itself
 }
 
 Service::~Service() = default;
@@ -153,7 +153,11 @@ Caller Service::identify(std::string_view key, std::string_view tenant, bool mus
            kTenantHeader, "'");
   if (!keys) caller.admin = true;  // on this host alone, or told to be insecure
   caller.name = found ? found->name : tenants_.empty() ? "default" : tenants_[0].name;
-  caller.tenant = pool_.tenant(caller.name);
+  try {
+    caller.tenant = pool_.tenant(caller.name);
+  } catch (const Error&) {  // reload() takes it away just now
+    refuse(Status::Forbidden, "tenant '", caller.name, "' is no more");
+  }
   return caller;
 }
 
@@ -178,16 +182,17 @@ void Service::log_access(const Access& access) {
 }
 
 Pool::TicketPtr Service::submit(Request request, const Caller& caller, const char* protocol,
-                                OnAnswer on_answer, OnText on_text) {
+                                OnAnswer on_answer, OnText on_text, Pool::When when) {
   if (!access_log_.on())
-    return pool_.submit(std::move(request), caller.tenant, std::move(on_answer),
-                        std::move(on_text));
+    return pool_.submit(std::move(request), caller.tenant, std::move(on_answer), std::move(on_text),
+                        when);
   auto logged = [this, protocol, tenant = caller.name, traceparent = request.traceparent,
                  then = std::move(on_answer)](Answer answer) {
     log_access({&answer, protocol, &tenant, &traceparent});
     then(std::move(answer));
   };
-  return pool_.submit(std::move(request), caller.tenant, std::move(logged), std::move(on_text));
+  return pool_.submit(std::move(request), caller.tenant, std::move(logged), std::move(on_text),
+                      when);
 }
 
 void Service::log_refused(const Outcome& outcome, const RefusedRequest& request,
@@ -320,6 +325,7 @@ std::string Service::usage(const Caller& caller) const {
                         {"rows", usage.rows},
                         {"device_seconds", usage.device_s}});
     list.push_back({{"tenant", tenant.name},
+                    {"active", tenant.active},
                     {"device_seconds", tenant.device_s},
                     {"borrowed_seconds", tenant.borrowed_s},
                     {"refused", tenant.refused},
@@ -355,15 +361,16 @@ std::string Service::view(const Caller& caller) const {
                         {"rows", replica.rows},
                         {"busy_s", std::chrono::duration<double>(replica.busy).count()}});
   for (const auto& tenant : view.tenants)
-    tenants.push_back({{"name", tenant.name},
-                       {"guaranteed", tenant.share.guaranteed},
-                       {"ceiling", tenant.share.ceiling},
-                       {"waiting", tenant.waiting},
-                       {"device_s", tenant.device_s},
-                       {"borrowed_s", tenant.borrowed_s},
-                       {"refused", tenant.refused},
-                       {"p50_ms", tenant.p50_ms},
-                       {"p99_ms", tenant.p99_ms}});
+    if (tenant.active)
+      tenants.push_back({{"name", tenant.name},
+                         {"guaranteed", tenant.share.guaranteed},
+                         {"ceiling", tenant.share.ceiling},
+                         {"waiting", tenant.waiting},
+                         {"device_s", tenant.device_s},
+                         {"borrowed_s", tenant.borrowed_s},
+                         {"refused", tenant.refused},
+                         {"p50_ms", tenant.p50_ms},
+                         {"p99_ms", tenant.p99_ms}});
   return ordered{
       {"ready", ready()},
       {"draining", draining_ || view.draining},
@@ -414,8 +421,8 @@ std::vector<ModelConfig> Service::find_in_folders(const std::string& name) const
     model.path = own.string();
     return {model};
   }
-  refuse(Status::NotFound, "there is no model '", name, "' in the config, nor in the folders of ",
-         "serve.models");
+  refuse(Status::NotFound, "there is no model '", name,
+         "' in the config as it was at the start, nor in the folders of serve.models");
 }
 
 std::set<std::string> Service::loadable_names() const {

@@ -54,7 +54,8 @@ class Service {
 
   // As Pool's, with a line in the access log when it is answered. `protocol` is "http" or "grpc".
   Pool::TicketPtr submit(Request request, const Caller& caller, const char* protocol,
-                         OnAnswer on_answer, OnText on_text = {});
+                         OnAnswer on_answer, OnText on_text = {},
+                         Pool::When when = Pool::When::Now);
   void cancel(const Pool::TicketPtr& ticket) { pool_.cancel(ticket); }
   // A line for what never became a request of the pool.
   void log_refused(const Outcome& outcome, const RefusedRequest& request, const char* protocol);

@@ -51,6 +51,8 @@ Time Pool::Impl::stuck_at(Batch& batch) const {
   Duration four = sealed ? kUnknown : Duration::zero();
   if (known != longest.end() && known->second.batch > 0)
     four = Duration(int64_t(4 * std::max(known->second.batch, known->second.row * batch.rows)));
+  // How long a prompt is says no shape.
+  if (sealed && header.is_prompt) four = std::max(four, kUnknown);
   return std::max(batch.at, batch.progress_at) + std::max(options_.stuck_floor, four);
 }
 
@@ -64,7 +66,7 @@ void Pool::Impl::forget_idle_sequences(Time now) {
     std::erase_if(model->sequences, [&](const auto& entry) {
       const auto& sequence = *entry.second;
       if (sequence.in_flight > 0 || now - sequence.used <= idle) return false;
-      --sequence.hosted->sequences;
+      model->leave(sequence);
       return true;
     });
   }

@@ -92,11 +92,11 @@ class Worker {
       const Slab& slab = channel_.slab(next);
       if (!seal(slab, line)) return;
       compute(slab);
-      if (const auto parts = runner_.breakdown(); !parts.empty())
-        send_message(line, "parts " + parts);
       auto& state = slab.header->state;
       state.store(SlabState{Phase::Done, SlabState::of(state.load()).rows}.word());
       tell_router();
+      if (const auto parts = runner_.breakdown(); !parts.empty())
+        send_message(line, "parts " + parts);
     }
   }
 
@@ -115,6 +115,7 @@ class Worker {
         }
       if (channel_.stop().load() != 0) return false;
       channel_.to_worker().wait(seen, SteadyClock().now() + std::chrono::seconds(1));
+      if (channel_.to_worker().key() != seen) continue;  // somebody is there
       const auto message = receive_message(line, {});
       if (message && message->text.empty()) return false;
     }
@@ -129,6 +130,8 @@ class Worker {
     auto& header = *slab.header;
     const auto rows = SlabState::of(header.state.load()).rows;
     header.result = Result::Ok;
+    header.set_error({});
+    std::fill_n(slab.failed, rows, 0);
     std::copy_n(slab.owners, rows, slab.owners_back);
     try {
       Call call{.sequence = header.sequence.data(),
@@ -186,10 +189,21 @@ class Worker {
             " for ", rows, " rows");
   }
 
+  // What Slab::failed says of a row that failed so; rows that fail alike share a place.
+  static uint8_t keep_error(SlabHeader& header, const char* text, size_t& kept) {
+    header.set_error(text);
+    const auto has = std::span(header.row_errors).first(kept);
+    const auto same = std::ranges::find(has, std::string_view(header.error.data()),
+                                        [](const auto& one) { return one.data(); });
+    const auto at = size_t(same - has.begin());
+    if (at == kept && kept < kMaxRowErrors) header.row_errors[kept++] = header.error;
+    return uint8_t(1 + at);
+  }
+
   void by_halves(const Slab& slab, const Call& call, uint32_t rows) {
     std::vector<Part> parts;
     std::vector<std::pair<int64_t, int64_t>> left{{rows / 2, rows}, {0, rows / 2}};
-    std::fill_n(slab.failed, rows, 0);
+    size_t kept = 0;
     while (!left.empty()) {
       const auto [first, end] = left.back();
       left.pop_back();
@@ -207,8 +221,7 @@ class Worker {
       } catch (const std::exception& error) {
         const int64_t middle = (first + end) / 2;
         if (end - first == 1) {
-          slab.failed[first] = 1;
-          slab.header->set_error(error.what());
+          slab.failed[first] = keep_error(*slab.header, error.what(), kept);
         } else {
           left.emplace_back(middle, end);
           left.emplace_back(first, middle);

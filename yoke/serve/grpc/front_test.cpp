@@ -593,6 +593,21 @@ TEST(GrpcFront, StreamsATextInPieces) {
   EXPECT_EQ(text_of(replies.back().infer_response()), kSaid);
 }
 
+TEST(GrpcFront, PiecesAndOtherStreamsWaitForTheirTurn) {
+  Server server;
+  std::vector<Message> messages{message_for("slow", 1, "first"), prompt_message(true),
+                                message_for("double", 1, "last")};
+  (*messages[0].mutable_parameters())["yoke_stream"].set_string_param("a");
+  (*messages[2].mutable_parameters())["yoke_stream"].set_string_param("b");
+  grpc::Status status;
+  Context context;
+  const auto replies = stream(server, messages, status, context);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  ASSERT_GE(replies.size(), 4u);
+  EXPECT_EQ(replies.front().infer_response().id(), "first");
+  EXPECT_EQ(replies.back().infer_response().id(), "last");
+}
+
 TEST(GrpcFront, LoadsAndUnloads) {
   Server server;
   const auto unload = [&](const char* name) {

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "yoke/base/error.h"
+#include "yoke/serve/keys.h"
 
 namespace yoke::serve {
 namespace {
@@ -280,10 +281,8 @@ std::string_view find_metadata(const grpc::CallbackServerContext& context, const
 }
 
 Caller identify(const Service& service, const grpc::CallbackServerContext& context) {
-  constexpr std::string_view kBearer = "Bearer ";
   std::string_view key = find_metadata(context, kKeyHeader);
-  const auto authorization = find_metadata(context, "authorization");
-  if (key.empty() && authorization.starts_with(kBearer)) key = authorization.substr(kBearer.size());
+  if (key.empty()) key = bearer_key(find_metadata(context, "authorization"));
   return service.identify(key, find_metadata(context, kTenantHeader));
 }
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "yoke/serve/grpc/stream_call.h"
 
+#include <algorithm>
+#include <iterator>
 #include <utility>
 
 namespace yoke::serve {
@@ -93,15 +95,18 @@ void StreamCall::take(const std::shared_ptr<const InferMessage>& message) {
     if (request.parameters.stream.empty()) request.parameters.stream = name_;
     OnText on_text;
     if (request.prompt && wants_pieces(*message))
-      on_text = [self, message](std::string_view text) {
+      on_text = [self, number, message](std::string_view text) {
         {
           const MutexLock lock(self->mutex_);
-          auto& response = *self->out_.emplace_back().mutable_infer_response();
+          const auto pending = self->pending_.find(number);
+          if (pending == self->pending_.end()) return;
+          auto& response = *pending->second.out.emplace_back().mutable_infer_response();
           Answer head;
           head.model = message->model_name();
           head.id = message->id();
           to_message(head, response);
           add_text(text, response);
+          self->let_go();
         }
         self->step();
       };
@@ -117,46 +122,52 @@ void StreamCall::take(const std::shared_ptr<const InferMessage>& message) {
   if (!refused.ok()) log_refused(service_, context_, refused, *message);
   const MutexLock lock(mutex_);
   const auto pending = pending_.find(number);
-  if (pending == pending_.end()) return;  // it has been answered
+  if (pending == pending_.end() || pending->second.done) return;  // it has been answered
   pending->second.ticket = std::move(ticket);
   if (refused.ok()) return;
-  pending->second.refusal = {.outcome = std::move(refused),
-                             .model = message->model_name(),
-                             .version = message->model_version(),
-                             .id = message->id()};
-  put_refusals();
+  put({.outcome = std::move(refused),
+       .model = message->model_name(),
+       .version = message->model_version(),
+       .id = message->id()},
+      pending->second);
 }
 
 void StreamCall::answer(uint64_t number, Answer answer) {
   {
     const MutexLock lock(mutex_);
-    const auto node = pending_.extract(number);
-    put(std::move(answer), node.mapped());
-    put_refusals();
+    put(std::move(answer), pending_.at(number));
   }
   step();
 }
 
-void StreamCall::put(Answer answer, const Pending& of) {
-  if (failed_) return;
+// The last that is said to a request.
+void StreamCall::put(Answer answer, Pending& to) {
   const bool ok = answer.outcome.ok();
-  if (!ok && errors_end_it_) {
-    failed_ = true;
-    end_ = std::move(answer.outcome);
-    return;
-  }
-  auto& message = out_.emplace_back();
+  auto& message = to.out.emplace_back();
   auto& response = *message.mutable_infer_response();
+  if (!ok && errors_end_it_) to.end = answer.outcome;
   if (!ok) message.set_error_message(std::move(answer.outcome.text));
-  if (ok && of.words && !of.pieces) add_text(answer.text, response);
-  if (of.pieces) (*response.mutable_parameters())["triton_final_response"].set_bool_param(true);
+  if (ok && to.words && !to.pieces) add_text(answer.text, response);
+  if (to.pieces) (*response.mutable_parameters())["triton_final_response"].set_bool_param(true);
   to_message(std::move(answer), response);
+  to.ticket = nullptr;
+  to.done = true;
+  let_go();
 }
 
-void StreamCall::put_refusals() {
-  while (!pending_.empty() && pending_.begin()->second.refusal) {
-    auto node = pending_.extract(pending_.begin());
-    put(std::move(*node.mapped().refusal), node.mapped());
+// What is said to the request whose turn it is, and to those after it that are done.
+void StreamCall::let_go() {
+  while (!pending_.empty() && !failed_) {
+    auto& first = pending_.begin()->second;
+    if (first.end) {
+      first.out.pop_back();
+      failed_ = true;
+      end_ = std::move(first.end);
+    }
+    std::ranges::move(first.out, std::back_inserter(out_));
+    first.out.clear();
+    if (!first.done) return;
+    pending_.erase(pending_.begin());
   }
 }
 

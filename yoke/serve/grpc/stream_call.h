@@ -38,15 +38,16 @@ class StreamCall final : public grpc::ServerBidiReactor<InferMessage, StreamMess
  private:
   struct Pending {
     Pool::TicketPtr ticket = {};
-    std::optional<Answer> refusal = {};
-    bool words = false, pieces = false;
+    std::deque<StreamMessage> out = {};
+    std::optional<Outcome> end = {};  // of the whole call
+    bool words = false, pieces = false, done = false;
   };
   enum class Next { Nothing, Read, Write, Finish };
 
   void take(const std::shared_ptr<const InferMessage>& message);
   void answer(uint64_t number, Answer answer);
-  void put(Answer answer, const Pending& of) YOKE_REQUIRES(mutex_);
-  void put_refusals() YOKE_REQUIRES(mutex_);
+  void put(Answer answer, Pending& to) YOKE_REQUIRES(mutex_);
+  void let_go() YOKE_REQUIRES(mutex_);
   Next choose() YOKE_REQUIRES(mutex_);
   void step();
 

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+// What tenants of a pool are charged, what they are kept from, and what is theirs alone.
+#include "yoke/base/error.h"
+#include "yoke/serve/pool_test.h"
+
+namespace yoke::serve {
+namespace {
+
+TenantView tenant_of(const Pool& pool, const std::string& name) {
+  for (auto& tenant : pool.view().tenants)
+    if (tenant.name == name) return tenant;
+  return {};
+}
+
+// Rows of two tenants that are computed behind a third one's.
+struct Charged {
+  explicit Charged(bool exclusive)
+      : bench(watched(
+                  [this](const ReplicaSpec&, const std::vector<float>& rows) { gate.pass(rows); }),
+              {.name = "m", .path = "stand-in:ms=20", .devices = "cpu:1", .batch = 16},
+              {{.name = "a", .exclusive_batch = exclusive}, {.name = "b"}, {.name = "first"}}) {
+    Answers answers;
+    bench.pool.submit(row_of(kHeld), bench.pool.tenant("first"), answers.next());
+    wait_until([&] { return gate.num_held() == 1; });
+    bench.pool.submit(row_of(1), bench.pool.tenant("a"), answers.next());
+    bench.pool.submit(request_of(std::vector<std::array<float, 4>>(7)), bench.pool.tenant("b"),
+                      answers.next());
+    gate.open();
+    EXPECT_EQ(answers.count(Status::Ok), 3u);
+    const auto view = bench.pool.view();
+    batches = view.replicas[0].batches - 1;
+    busy = std::chrono::duration<double>(view.replicas[0].busy).count() - of("first");
+  }
+  double of(const std::string& tenant) const { return tenant_of(bench.pool, tenant).device_s; }
+  Gate gate;
+  Bench bench;
+  uint64_t batches = 0;
+  double busy = 0;
+};
+
+TEST(PoolTenants, PayForABatchByTheirRowsInIt) {
+  const Charged mixed(false);
+  EXPECT_EQ(mixed.batches, 1u);
+  EXPECT_NEAR(mixed.of("b"), 7 * mixed.of("a"), 1e-6);
+  EXPECT_NEAR(mixed.of("a") + mixed.of("b"), mixed.busy, 1e-6) << "rows that are empty are paid";
+  EXPECT_GE(mixed.busy, 0.02);
+}
+
+TEST(PoolTenants, PayForTheWholeOfABatchThatIsTheirsAlone) {
+  const Charged apart(true);
+  EXPECT_EQ(apart.batches, 2u);
+  EXPECT_GE(apart.of("a"), 0.02);
+  EXPECT_GE(apart.of("b"), 0.02);
+  EXPECT_NEAR(apart.of("a") + apart.of("b"), apart.busy, 1e-6);
+}
+
+TEST(PoolTenants, AreKeptNoDeviceThatNobodyServesOn) {
+  Bench bench("stand-in:", "cpu:1", 1, false,
+              {{.name = "kept", .guaranteed = 0.5, .lendable = 0}, {.name = "b"}});
+  bench.pool.load_and_wait({.name = "n", .path = "stand-in:", .devices = "cpu:2"}, seconds(60));
+  const auto ask = [&](const char* tenant) {
+    Answers answers;
+    bench.pool.submit(row_of(1, {.timeout = milliseconds(400)}), bench.pool.tenant(tenant),
+                      answers.next());
+    return answers.wait()[0][0].outcome.status;
+  };
+  EXPECT_EQ(ask("b"), Status::Ok);
+  bench.pool.unload("n");
+  wait_until([&] { return bench.pool.view().replicas.size() == 1; });
+  EXPECT_EQ(ask("b"), Status::Deadline) << "the only device is kept for another";
+  EXPECT_EQ(ask("kept"), Status::Ok);
+}
+
+TEST(PoolTenants, KeepNothingBackOfWhatIsSharedBesideDevicesOfTheirOwn) {
+  Bench bench("stand-in:", "cpu:2", 1, false,
+              {{.name = "own", .guaranteed = 1, .lendable = 0, .devices = "cpu"}, {.name = "b"}});
+  Answers answers;
+  bench.pool.submit(row_of(1, {.timeout = seconds(2)}), bench.pool.tenant("b"), answers.next());
+  EXPECT_EQ(answers.count(Status::Ok), 1u);
+}
+
+TEST(PoolTenants, AreRefusedDevicesThatAreNotThere) {
+  Bench bench("stand-in:", "cpu:2", 1, false, {{.name = "a", .devices = "cpu"}});
+  try {
+    bench.pool.set_tenants({{.name = "b", .devices = "cpu"}, {.name = "c", .devices = "cpu:2"}});
+    FAIL() << "there are two";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), Kind::Config);
+    EXPECT_STREQ(error.what(),
+                 "tenant 'c': devices 'cpu:2' cannot be its own: with those of tenants before it "
+                 "that is 3 x cpu, and the models are on 2; name fewer, or put the models on more "
+                 "by model.devices");
+  }
+  EXPECT_NO_THROW(bench.pool.tenant("a")) << "they stay as they were";
+  bench.pool.set_tenants({{.name = "b", .devices = "cpu:2"}});
+}
+
+TEST(PoolTenants, LeavePlacesForSequencesOfOthers) {
+  Bench bench(Bench::options(),
+              {.name = "m", .path = "stand-in:", .devices = "cpu:1", .stateful = true},
+              {{.name = "a", .max_queue = 2000}, {.name = "b"}});
+  const auto begin = [&](const char* tenant, int count) {
+    Answers answers;
+    for (int i = 0; i < count; ++i)
+      bench.pool.submit(row_of(1, {.sequence = cat(i), .sequence_start = true}),
+                        bench.pool.tenant(tenant), answers.next());
+    const auto& all = answers.wait();
+    return all.back()[0].outcome;
+  };
+  EXPECT_TRUE(begin("a", 512).ok());
+  const auto refused = begin("a", 513);
+  EXPECT_EQ(refused.status, Status::Exhausted);
+  EXPECT_EQ(refused.text,
+            "tenant 'a' has 512 sequences of model 'm', and may have no more than are left for "
+            "others, 512; end some by sequence_end");
+  EXPECT_TRUE(begin("b", 1).ok());
+  bench.pool.set_tenants({{.name = "a", .max_queue = 2000}});
+  EXPECT_TRUE(begin("a", 600).ok()) << "nobody else is there";
+}
+
+TEST(PoolTenants, AreListedWithWhatTheyUsedWhenTheyAreGone) {
+  Bench bench("stand-in:ms=1", "cpu:1", 1, false, {{.name = "a"}, {.name = "idle"}});
+  Answers answers;
+  bench.pool.submit(row_of(1), bench.pool.tenant("a"), answers.next());
+  EXPECT_EQ(answers.count(Status::Ok), 1u);
+  bench.pool.set_tenants({{.name = "b"}});
+  const auto tenants = bench.pool.view().tenants;
+  ASSERT_EQ(tenants.size(), 2u);
+  EXPECT_EQ(tenants[0].name, "a");
+  EXPECT_FALSE(tenants[0].active);
+  EXPECT_EQ(tenants[0].by_model.at("m").rows, 1u);
+  EXPECT_TRUE(tenants[1].active);
+}
+
+}  // namespace
+}  // namespace yoke::serve

@@ -20,3 +20,10 @@ expect() { # CODE PATTERN COMMAND…
     fail "'${*:3}' gave exit $got; wanted exit $1 and a line with '$2'"
   fi
 }
+
+# Runs a benchmark and shows it. A figure that misses its target is told, not judged; a wrong value is judged.
+measure() { # COMMAND…
+  local got=0
+  "$@" 2>&1 | tee "$scratch/figures" || got=$?
+  ((got == 0)) || grep -q 'figures missed their targets' "$scratch/figures" || fail "'$*' gave exit $got"
+}

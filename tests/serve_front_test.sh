@@ -20,6 +20,25 @@ gives() { [[ $(ask "${@:2}") == "$1"* ]]; } # STATUS PATH [curl's arguments…]
 new_key() { "$yoke" serve key new "$@" 2>/dev/null | sed -n 's/^key  *//p'; }
 digest_of() { printf %s "$1" | sha256sum | cut -d' ' -f1; }
 
+# Flags are of models that are named, not of a config's.
+printf '[[model]]\npath = "stand-in:"\n' >"$scratch/flags.toml"
+for flag in '--devices cpu' '--replicas 0' '--batch 4' '--input x:FP32[-1,4]' '--output y:FP32[-1,4]'; do
+  # shellcheck disable=SC2086
+  expect 2 'does not go with a config: write .* into its \[\[model\]\]' "$yoke" serve "$scratch/flags.toml" $flag --dry-run
+done
+expect 2 'model.replicas: got -1, wanted at least 0' "$yoke" serve stand-in: --replicas -1 --dry-run
+expect 2 'model.batch: got -5, wanted at least 0' "$yoke" serve stand-in: --batch -5 --dry-run
+
+# A key is shown when its digest is where it belongs.
+expect 2 'an admin is no tenant' "$yoke" serve key new admin "$scratch/flags.toml"
+code=0 && "$yoke" serve key new ann "$scratch/none/config.toml" >"$scratch/output" 2>&1 || code=$?
+[[ $code != 0 ]] && grep -q "cannot write .*none/config.toml" "$scratch/output" && ! grep -q '^key ' "$scratch/output" ||
+  { cat "$scratch/output" && fail "a key whose digest was not written: exit $code"; }
+chmod 600 "$scratch/flags.toml"
+expect 0 'flags.toml has its digest' "$yoke" serve key new ann "$scratch/flags.toml"
+[[ $(stat -c %a "$scratch/flags.toml") == 600 ]] || fail "a config with a new key may be read by others"
+expect 1 'cannot write .*none/ports' timeout 60 "$yoke" serve stand-in: "${free[@]}" --port-file "$scratch/none/ports"
+
 # Metrics beyond this host: of an admin, or of everybody where that was said.
 expect 2 "'0.0.0.0:0' is reached from other hosts" "$yoke" serve stand-in: serve.metrics=0.0.0.0:0
 cat >"$scratch/tenants.toml" <<TOML
@@ -44,6 +63,7 @@ bob=$(new_key bob "$scratch/tenants.toml")
 first=$(new_key admin) && second=$(new_key admin)
 sed -i "s/^access_log/admin_key_sha256 = [\"$(digest_of "$first")\", \"$(digest_of "$second")\"]\naccess_log/" "$scratch/tenants.toml"
 start_server "$scratch/tenants.toml"
+awk '/^Max open files/ {exit !($4 == $5)}' "/proc/$server/limits" || fail "the bound on files was not raised"
 read_metrics() { # [curl's arguments…]
   curl -sS -m 20 -w '\n%{http_code}' "http://$metrics/metrics" "$@"
 }
@@ -194,6 +214,27 @@ kill -TERM "$server"
 await gives 503 /v2/health/ready
 stop_server 143
 
+# And while a client does not read its answers.
+start_server stand-in: "${free[@]}" serve.threads=1 serve.drain_s=500
+exec 4<>"/dev/tcp/${http%:*}/${http##*:}"
+(while printf 'GET /v2 HTTP/1.1\r\nHost: a\r\n\r\n' >&4; do :; done) 2>/dev/null &
+flood=$!
+sent=0
+stuck() { # nothing more goes out
+  local before=$sent
+  sleep 0.5
+  sent=$(sed -n 's/^wchar: //p' "/proc/$flood/io")
+  ((sent > 0 && sent == before))
+}
+await stuck
+kill -TERM "$server"
+await grep -q 'a second signal ends at once' "$scratch/server.log"
+sleep 1 # it now waits for the client alone
+kill -0 "$server" || fail "the server did not wait for a client that reads nothing"
+stop_server 143
+kill "$flood" 2>/dev/null || true
+exec 4>&-
+
 # What is too large for its devices is refused at run time too: a file, and the parts of a flow.
 mkdir -p "$scratch/repository/wide"
 printf '[flow]\nname = "wide"\n[[node]]\nname = "a"\nmodel = "part.pt"\n' >"$scratch/repository/wide/flow.toml"
@@ -242,7 +283,7 @@ stop_server
 rm model.toml
 
 # Models of Python.
-timeout 100 "$python" -c 'import torch' 2>/dev/null || { echo "no python3 with torch here" && exit 0; }
+timeout 100 "$python" -c 'import torch' 2>/dev/null || { echo "left out: models of Python and versions in folders; no python3 with torch here" && exit 0; }
 cat >"$scratch/times.py" <<'PYTHON'
 import pathlib
 import sys

@@ -3,6 +3,7 @@
 # yoke serve on a GPU: two replicas on the one device, TorchScript and a compiled package, a device assert in one worker.
 . "$(dirname "${BASH_SOURCE[0]}")/expect.sh"
 . "$(dirname "${BASH_SOURCE[0]}")/serve.sh"
+unset CUDA_DEVICE_MAX_CONNECTIONS CUDA_MODULE_LOADING # what ranks that share a GPU need; a server does not
 python=$YOKE_TORCH/../../../../bin/python3
 [[ -x $python ]] || python=python3
 timeout 100 "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null || { echo "no GPU, or no torch for it" && exit 77; }
@@ -15,7 +16,5 @@ cat "$scratch/server.log"
 timeout 200 "$python" "$YOKE_SOURCE/tests/serve_gpu.py" ask "$http" "$scratch/models" "$((cold / 1000)).$(printf %03d $((cold % 1000)))" ||
   { cat "$scratch/server.log" >&2 && fail "the server on a GPU"; }
 stop_server
-# Idle time between batches and copies beside kernels; a figure that misses its target is told, not judged.
-code=0
-"$yoke" bench serve resnet --device cuda:0 --seconds 6 || code=$?
-((code < 2)) || fail "yoke bench serve resnet on a GPU ended with $code"
+# Idle time between batches, and copies beside kernels.
+measure "$yoke" bench serve resnet --device cuda:0 --seconds 6

@@ -23,7 +23,7 @@ struct Span {
 using Spans = std::vector<Span>;
 
 struct Replica {
-  Spans models = {}, ins = {}, outs = {};
+  Spans models = {}, ins = {}, outs = {}, before = {}, after = {};
 };
 
 double median(std::vector<double> values) {
@@ -60,15 +60,19 @@ BatchTimes read_batch_times(const std::string& trace) {
       if (name == "model") replica.models.push_back(span);
       if (name == "copy in") replica.ins.push_back(span);
       if (name == "copy out") replica.outs.push_back(span);
+      if (name == "inputs") replica.before.push_back(span);
+      if (name == "outputs") replica.after.push_back(span);
     }
   } catch (const nlohmann::json::exception& error) {
     fail(Kind::Io, "this is no trace of yoke serve: ", error.what());
   }
   BatchTimes times;
-  std::vector<double> models, ins, outs;
+  std::vector<double> models, ins, outs, before, after;
   double copied = 0, beside = 0;
   for (auto& [number, replica] : replicas) {
-    for (auto* spans : {&replica.models, &replica.ins, &replica.outs}) keep_last(*spans);
+    for (auto* spans :
+         {&replica.models, &replica.ins, &replica.outs, &replica.before, &replica.after})
+      keep_last(*spans);
     std::vector<double> idle;
     for (size_t i = 1; i < replica.models.size(); ++i)
       idle.push_back(replica.models[i].begin - replica.models[i - 1].end);
@@ -77,6 +81,8 @@ BatchTimes read_batch_times(const std::string& trace) {
     for (const auto& span : replica.models) models.push_back(span.length());
     for (const auto& span : replica.ins) ins.push_back(span.length());
     for (const auto& span : replica.outs) outs.push_back(span.length());
+    for (const auto& span : replica.before) before.push_back(span.length());
+    for (const auto& span : replica.after) after.push_back(span.length());
   }
   for (const auto& [number, replica] : replicas)
     for (const auto& [other_number, other] : replicas) {
@@ -97,6 +103,8 @@ BatchTimes read_batch_times(const std::string& trace) {
   times.model_us = median(models);
   times.copy_in_us = median(ins);
   times.copy_out_us = median(outs);
+  times.inputs_us = median(before);
+  times.outputs_us = median(after);
   times.beside = copied > 0 ? beside / copied : 0;
   return times;
 }

@@ -11,6 +11,7 @@ struct BatchTimes {
   int batches = 0;
   double idle_us = 0;  // between two batches of a replica, the median; of the replicas the longest
   double model_us = 0, copy_in_us = 0, copy_out_us = 0;  // medians
+  double inputs_us = 0, outputs_us = 0;                  // of a batch before and after the model
   double beside = 0;  // of the time of copies, the part in which another replica's kernels run
 };
 

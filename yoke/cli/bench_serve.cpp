@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "yoke/cli/bench_serve.h"
 
-#include <sys/resource.h>
-
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
@@ -27,14 +25,6 @@ struct Options {
   int echo_threads = 1;
   bool json = false;
 };
-
-// Thousands of connections at once are more than the usual bound on files.
-void raise_file_limit() {
-  rlimit limit{};
-  ::getrlimit(RLIMIT_NOFILE, &limit);
-  limit.rlim_cur = limit.rlim_max;
-  ::setrlimit(RLIMIT_NOFILE, &limit);
-}
 
 void run(const Options& options) {
   if (!options.echo.empty())

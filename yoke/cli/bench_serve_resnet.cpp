@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // `yoke bench serve resnet`: the server around a model of ResNet-18's sizes, next to a bare loop.
-// On a GPU two replicas share it, and small images grow there before the first layer: a request is
-// 48 KiB.
+// On a GPU small images, 48 KiB a request, also grow there before the first layer; and replicas
+// share it.
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
 #include <torch/csrc/jit/api/module.h>
@@ -100,9 +100,15 @@ struct Setting {
   double tolerance;  // batches of other sizes are rounded differently
 };
 const Setting kOnCpu{at::kCPU, 224, 1, 4, 4, 1, 1e-3};
-Setting on_gpu(int index) {  // where products are of TF32
-  return {at::Device(at::kCUDA, c10::DeviceIndex(index)), 64, 7, 8, 48, 4, 2e-2};
+Setting on_gpu(int index, int64_t grows) {  // where products are of TF32
+  return {at::Device(at::kCUDA, c10::DeviceIndex(index)), 64, grows, 8, 48, 4, 2e-2};
 }
+
+struct Layout {
+  std::string name = {}, workers = "processes";
+  int replicas = 1;
+  bool records = true;
+};
 
 struct Turn {
   double ratio = 0, per_second = 0, bare = 0, p50_ms = 0, p99_ms = 0, cpu_s = 0, bare_cpu_s = 0;
@@ -121,15 +127,15 @@ class ResnetBench {
     answers_ = model_.forward({images_.to(setting.device)}).toTensor().to(at::kCPU).contiguous();
   }
 
-  // `workers`: processes or threads.
-  void run(const std::string& workers) {
+  void run(const Layout& layout) {
     const std::string trace = (scratch_.path() / "trace.json").string();
     YokeServer yoke(
         cat("\n[[model]]\nname = \"resnet\"\npath = \"", file_, "\"\ndevices = \"",
-            setting_.device.str(), on_gpu() ? "x2" : "", "\"\nbatch = ", setting_.batch,
-            "\ninput = [\"x:FP32[-1,3,", setting_.side, ",", setting_.side,
-            "]\"]\noutput = [\"y:FP32[-1,1000]\"]\n"),
-        cat("workers = \"", workers, "\"\n", on_gpu() ? "trace = \"" + trace + "\"\n" : ""));
+            setting_.device.str(), on_gpu() ? cat("x", layout.replicas) : "", "\"\nbatch = ",
+            setting_.batch, "\ninput = [\"x:FP32[-1,3,", setting_.side, ",", setting_.side,
+            "]\"]\noutput = [\"y:FP32[-1,1000]\"]\nrecord = ", layout.records ? "true" : "false",
+            "\n"),
+        cat("workers = \"", layout.workers, "\"\n", on_gpu() ? "trace = \"" + trace + "\"\n" : ""));
     const auto user = make_user();
     const auto load = [&](Duration length) {
       const serve::LoadOptions options{
@@ -165,7 +171,7 @@ class ResnetBench {
     std::ranges::sort(turns, {}, &Turn::ratio);
     const Turn& middle = turns[kRounds / 2];
     bench_.report({.bench = "resnet",
-                   .what = cat(on_gpu() ? "2 " + workers + ", " : "",
+                   .what = cat(on_gpu() ? layout.name + ", " : "",
                                "throughput of a bare loop's, batch ", rows),
                    .got = middle.ratio,
                    .least = 0.95,
@@ -176,7 +182,7 @@ class ResnetBench {
                             {"mean_batch", batch},
                             {"p50_ms", middle.p50_ms},
                             {"p99_ms", middle.p99_ms}}});
-    if (on_gpu()) return report_trace(yoke, trace, workers);
+    if (on_gpu()) return report_trace(yoke, trace, layout.name);
     bench_.report(
         {.bench = "resnet",
          .what = "CPU outside the model, of all",
@@ -213,20 +219,23 @@ class ResnetBench {
   uint64_t batch() const { return uint64_t(setting_.batch); }
 
   // Written when the server ends.
-  void report_trace(YokeServer& yoke, const std::string& file, const std::string& workers) {
+  void report_trace(YokeServer& yoke, const std::string& file, const std::string& who) {
     yoke->signal(SIGTERM);
-    if (yoke->wait(std::chrono::seconds(30)) != 0)
-      fail(Kind::Internal, "the server did not end well: ", yoke->last_words());
+    if (const auto code = yoke->wait(std::chrono::seconds(30)); code != 0)
+      fail(Kind::Internal, "the server ended with ", code.value_or(-1), ": ", yoke->last_words());
     std::ifstream in(file);
     const auto times = read_batch_times({std::istreambuf_iterator<char>(in), {}});
     bench_.report({.bench = "resnet",
-                   .what = cat("2 ", workers, ", idle between batches"),
+                   .what = who + ", idle between batches",
                    .unit = "us",
                    .got = times.idle_us,
                    .most = 30,
-                   .more = {{"batches", double(times.batches)}, {"model_us", times.model_us}}});
+                   .more = {{"batches", double(times.batches)},
+                            {"model_us", times.model_us},
+                            {"inputs_us", times.inputs_us},
+                            {"outputs_us", times.outputs_us}}});
     bench_.report({.bench = "resnet",
-                   .what = cat("2 ", workers, ", copies beside the other's kernels"),
+                   .what = who + ", copies beside another's kernels",
                    .unit = "%",
                    .got = 100 * times.beside,
                    .more = {{"copy_in_us", times.copy_in_us}, {"copy_out_us", times.copy_out_us}}});
@@ -244,9 +253,14 @@ class ResnetBench {
 
 void bench_resnet(BenchTable& bench) {
   const bool gpu = bench.device.kind == topo::DeviceKind::Cuda;
-  ResnetBench resnet(bench, gpu ? on_gpu(bench.device.index) : kOnCpu);
-  resnet.run("processes");
-  if (gpu) resnet.run("threads");
+  if (!gpu) return ResnetBench(bench, kOnCpu).run({});
+  ResnetBench small(bench, on_gpu(bench.device.index, 1));
+  small.run({.name = "64 px, 1 process"});
+  small.run({.name = "64 px, 1 process, not recorded", .records = false});
+  ResnetBench large(bench, on_gpu(bench.device.index, 7));
+  large.run({.name = "448 px, 1 process"});
+  large.run({.name = "448 px, 2 processes", .replicas = 2});
+  large.run({.name = "448 px, 2 threads", .workers = "threads", .replicas = 2});
 }
 
 }  // namespace yoke::cli

@@ -1,11 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "yoke/cli/environment.h"
 
+#include <sys/resource.h>
 #include <unistd.h>
 
 namespace yoke::cli {
 
 topo::Environment read_environment() { return topo::environment_of(environ); }
+
+void raise_file_limit() {
+  rlimit limit{};
+  ::getrlimit(RLIMIT_NOFILE, &limit);
+  limit.rlim_cur = limit.rlim_max;
+  ::setrlimit(RLIMIT_NOFILE, &limit);
+}
 
 topo::Host read_visible_host(const topo::Environment& environment) {
   topo::HostOptions options;

@@ -8,6 +8,8 @@
 namespace yoke::cli {
 
 topo::Environment read_environment();
+// Thousands of connections at once are more than the usual bound on files: to what is allowed.
+void raise_file_limit();
 // This host, with the GPUs that CUDA_VISIBLE_DEVICES lets this process see, numbered as CUDA does.
 topo::Host read_visible_host(const topo::Environment& environment);
 

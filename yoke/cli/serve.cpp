@@ -8,8 +8,11 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <future>
 #include <iostream>
 #include <sstream>
 
@@ -36,7 +39,7 @@ namespace fs = std::filesystem;
 struct Options {
   std::vector<std::string> words = {}, inputs = {}, outputs = {};
   std::string devices = {}, port_file = {}, url = {}, key = {}, tenant = {};
-  int64_t batch = 0, replicas = 0;
+  std::optional<int64_t> batch = {}, replicas = {};
   bool insecure = false, keys = false, json = false, dry_run = false;
 };
 
@@ -64,10 +67,23 @@ serve::Config read_config(const Options& options) {
   for (auto& path : paths)  // a flow is a model, and its file not a server's config
     if (fs::path(path).filename() == "flow.toml") path = fs::absolute(path).parent_path().string();
   const bool has_file = paths.size() == 1 && paths[0].ends_with(".toml");
-  if (has_file)
+  if (has_file) {
+    for (const auto& [flag, given] : {std::pair("input", !options.inputs.empty()),
+                                      std::pair("output", !options.outputs.empty()),
+                                      std::pair("devices", !options.devices.empty()),
+                                      std::pair("replicas", options.replicas.has_value()),
+                                      std::pair("batch", options.batch.has_value())})
+      if (given)
+        fail(Kind::Usage, "--", flag, " does not go with a config: write ", flag,
+             " = … into its [[model]]");
     config = serve::parse_config(read_file(paths[0]), paths[0], overrides);
-  else
+    if (config.models.empty() && config.serve.models.empty())
+      fail(Kind::Config, "'", paths[0],
+           "' names nothing to serve: wanted sections [[model]], or "
+           "serve.models, folders of models that are loaded later");
+  } else {
     config = serve::parse_config("", "the command line", overrides);
+  }
   if (!has_file) {
     for (const auto& path : paths) {
       if (path.ends_with(".toml"))
@@ -83,8 +99,8 @@ serve::Config read_config(const Options& options) {
     config.models[0].output = options.outputs;
     for (auto& model : config.models) {
       if (!options.devices.empty()) model.devices = options.devices;
-      model.batch = options.batch;
-      model.replicas = options.replicas;
+      model.batch = options.batch.value_or(0);
+      model.replicas = options.replicas.value_or(0);
     }
   }
   for (auto& model : config.models)
@@ -183,7 +199,7 @@ std::string placement(const serve::PoolView& view) {
       const auto& facts = *model.facts;
       const std::string batch = facts.batch == 0 ? "whole" : std::to_string(facts.batch);
       char difference[32] = "-";
-      if (facts.precision != "fp32")
+      if (facts.difference >= 0)
         std::snprintf(difference, sizeof(difference), "%.2g", facts.difference);
       const std::string name = model.version == "1" ? model.name : model.name + "/" + model.version;
       row(name.c_str(), std::to_string(replica.number).c_str(), replica.device.c_str(),
@@ -194,32 +210,43 @@ std::string placement(const serve::PoolView& view) {
   return out.str();
 }
 
-// Waits for one of the signals that end or change a server; 0 at the deadline.
-int wait_signal(Time deadline) {
+constexpr int kSignals[] = {SIGTERM, SIGINT, SIGHUP};  // that end or change a server
+pthread_t main_thread;
+
+sigset_t our_signals() {
   sigset_t set;
   sigemptyset(&set);
-  for (const int signal : {SIGTERM, SIGINT, SIGHUP}) sigaddset(&set, signal);
+  for (const int signal : kSignals) sigaddset(&set, signal);
+  return set;
+}
+
+// Waits for one of them; 0 at the deadline.
+int wait_signal(Time deadline) {
+  const sigset_t set = our_signals();
   const auto left = std::max(Duration::zero(), deadline - SteadyClock().now()).count();
   const timespec time{.tv_sec = left / 1'000'000'000, .tv_nsec = left % 1'000'000'000};
   const int signal = ::sigtimedwait(&set, nullptr, &time);
   return signal > 0 ? signal : 0;
 }
 
+// They wait for the main thread. A library's thread that has let them in hands them on to it.
 void block_signals() {
-  sigset_t set;
-  sigemptyset(&set);
-  for (const int signal : {SIGTERM, SIGINT, SIGHUP}) sigaddset(&set, signal);
+  const sigset_t set = our_signals();
   ::pthread_sigmask(SIG_BLOCK, &set, nullptr);
   ::signal(SIGPIPE, SIG_IGN);
+  main_thread = ::pthread_self();
+  struct sigaction action {};
+  action.sa_handler = [](int signal) { ::pthread_kill(main_thread, signal); };
+  action.sa_flags = SA_RESTART;
+  for (const int signal : kSignals) ::sigaction(signal, &action, nullptr);
 }
 
 // They are of all tenants: from other hosts they want an admin's key, as Prometheus sends it.
 std::optional<net::HttpResponse> refuse_metrics(const serve::Service& service,
                                                 std::string_view authorization) {
-  constexpr std::string_view kBearer = "Bearer ";
-  if (authorization.starts_with(kBearer)) authorization.remove_prefix(kBearer.size());
   try {
-    service.check_admin(service.identify(authorization, "", /*must_be_tenant=*/false), "/metrics");
+    const auto key = serve::bearer_key(authorization);
+    service.check_admin(service.identify(key, "", /*must_be_tenant=*/false), "/metrics");
     return std::nullopt;
   } catch (const serve::Refused& why) {
     return net::HttpResponse{.status = serve::http_status(why.outcome.status),
@@ -231,13 +258,26 @@ std::unique_ptr<serve::Runner> open_model(const serve::ReplicaSpec& spec) {
   return runner::open_runner(spec, [] { return read_visible_host(read_environment()); });
 }
 
-// The port file is there when the server is, whole.
-void write_port_file(const std::string& path, const std::string& text) {
-  if (path.empty()) return;
-  std::ofstream(path + ".part") << text << "\n";
+// The file is there whole, or is as it was.
+void write_file(const fs::path& path, const std::string& text) {
+  const auto refuse = [&](const std::string& why) {
+    fail(Kind::Io, "cannot write '", path.string(), "': ", why);
+  };
   std::error_code failure;
-  fs::rename(path + ".part", path, failure);
-  if (failure) fail(Kind::Io, "cannot write '", path, "': ", failure.message());
+  const auto before = fs::status(path, failure);
+  const bool other = fs::exists(before) && !fs::is_regular_file(before);  // as /dev/stdout
+  const fs::path to = other ? path : fs::weakly_canonical(path, failure);
+  if (to.empty()) refuse(failure.message());
+  const fs::path part = other ? path : fs::path(to.string() + ".part");
+  errno = 0;
+  std::ofstream file(part, std::ios::binary);
+  file << text;
+  file.close();
+  if (!file) refuse(std::strerror(errno));
+  if (other) return;
+  if (fs::exists(before)) fs::permissions(part, before.permissions(), failure);
+  fs::rename(part, to, failure);
+  if (failure) refuse(failure.message());
 }
 
 int serve(const Options& options) {
@@ -254,6 +294,7 @@ int serve(const Options& options) {
     return 0;
   }
   block_signals();
+  raise_file_limit();
   // Compiled packages unpack themselves below TMPDIR, and check their inputs only when told to.
   Unpacked unpacked(/*watched=*/true);
   ::setenv("AOTI_RUNTIME_CHECK_INPUTS", "1", 1);
@@ -289,6 +330,7 @@ int serve(const Options& options) {
                 .threads = told.threads > 0 ? int(told.threads) : std::clamp(cores / 2, 1, 8),
                 .max_connections = told.max_connections,
                 .max_body_bytes = size_t(told.max_body_mb) << 20,
+                .max_unread_bytes = size_t(told.max_queue_mb) << 20,
                 .idle = Duration(int64_t(told.idle_s * 1e9)),
                 .tls_cert = told.tls_cert,
                 .tls_key = told.tls_key});
@@ -328,11 +370,13 @@ int serve(const Options& options) {
   if (grpc) std::cerr << ", gRPC on " << grpc->address();
   if (metrics_server) std::cerr << ", metrics on http://" << metrics_address << "/metrics";
   std::cerr << "\n";
-  write_port_file(options.port_file, observe::JsonObject({{"http", http.address()},
-                                                          {"grpc", grpc ? grpc->address() : ""},
-                                                          {"metrics", metrics_address},
-                                                          {"pid", int(::getpid())}})
-                                         .text());
+  if (!options.port_file.empty())
+    write_file(options.port_file, observe::JsonObject({{"http", http.address()},
+                                                       {"grpc", grpc ? grpc->address() : ""},
+                                                       {"metrics", metrics_address},
+                                                       {"pid", int(::getpid())}})
+                                          .text() +
+                                      "\n");
   int signal = 0;
   while (signal == 0 || signal == SIGHUP) {
     signal = wait_signal(SteadyClock().now() + std::chrono::seconds(60));
@@ -368,9 +412,16 @@ int serve(const Options& options) {
   if (const int again = second(deadline, [&] { return service.pool().drain({}); }))
     end_at_once(again);
   const bool all = service.pool().drain({});
-  http.shut_down(deadline);
-  if (grpc) grpc->shut_down(deadline);
-  if (!told.trace.empty()) std::ofstream(told.trace) << service.pool().trace();
+  auto closing = std::async(std::launch::async, [&] {
+    http.shut_down(deadline);
+    if (grpc) grpc->shut_down(deadline);
+  });
+  const auto closed = [&] {
+    return closing.wait_for(Duration::zero()) == std::future_status::ready;
+  };
+  if (const int again = second(Time::max(), closed)) end_at_once(again);
+  closing.get();
+  if (!told.trace.empty()) write_file(told.trace, service.pool().trace());
   if (!all) log.error("requests were left without an answer when serve.drain_s was over");
   return all ? 0 : 1;
 }
@@ -397,8 +448,8 @@ void inspect(const Options& options) {
     std::cerr << "yoke: " << file << " is there already and stays as it is\n";
     return;
   }
-  std::ofstream(file) << (facts.declared ? "" : "# Complete the types and shapes of the inputs.\n")
-                      << serve::to_toml(model);
+  write_file(file, (facts.declared ? "" : "# Complete the types and shapes of the inputs.\n") +
+                       serve::to_toml(model));
   std::cout << "written    " << file << "; then: yoke serve " << file << "\n";
 }
 
@@ -415,16 +466,19 @@ void make_key(const Options& options) {
     return;
   }
   const std::string& path = options.words[0];
+  if (options.tenant == "admin")
+    fail(Kind::Usage, "an admin is no tenant: yoke serve key new admin, without a config, makes a ",
+         "key; put its digest into serve.admin_key_sha256");
   std::string text = fs::exists(path) ? read_file(path) : "";
   const auto before = serve::parse_config(text, path);
   if (std::ranges::count(before.tenants, options.tenant, &serve::TenantConfig::name))
     fail(Kind::Usage, "'", path, "' has a tenant '", options.tenant,
          "' already; yoke serve key new ", options.tenant, " makes a key to put there by hand");
-  show();
   if (!text.empty() && !text.ends_with('\n')) text += "\n";
   text += cat("\n[[tenant]]\nname = ", observe::json_quote(options.tenant), "\nkey_sha256 = \"",
               digest, "\"\n");
-  std::ofstream(path) << text;
+  write_file(path, text);
+  show();
   std::cerr << "yoke: the key is shown this once; " << path << " has its digest\n";
 }
 
@@ -437,9 +491,12 @@ void add_serve(CLI::App& app) {
       "MODELS", options->words,
       "Model files (.pt, .pt2), runs, checkpoints, Hugging Face folders or flows; or one "
       "TOML file; then section.key=value on top of it");
-  verb->add_option("--input", options->inputs, "What the model takes, as 'x:FP32[-1,3,224,224]'")
+  verb->add_option("--input", options->inputs,
+                   "What the model takes, as 'x:FP32[-1,3,224,224]'; once for each, with the names "
+                   "of its arguments")
       ->allow_extra_args(false);
-  verb->add_option("--output", options->outputs, "What it gives")->allow_extra_args(false);
+  verb->add_option("--output", options->outputs, "What it gives; once for each")
+      ->allow_extra_args(false);
   verb->add_option("--devices", options->devices, "cpu:2, cuda:0-3, cuda:0x2, auto");
   verb->add_option("--replicas", options->replicas, "How many; 0: one on each device");
   verb->add_option("--batch", options->batch, "Most rows computed at once; 1: each request alone");

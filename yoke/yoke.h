@@ -51,6 +51,8 @@
 #include "yoke/plan/replay.h"
 #include "yoke/plan/schedule.h"
 #include "yoke/plan/simulate.h"
+#include "yoke/runner/open_runner.h"
+#include "yoke/serve/pool.h"
 #include "yoke/topo/device.h"
 #include "yoke/topo/launch.h"
 #include "yoke/topo/mesh.h"

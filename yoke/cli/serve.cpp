@@ -280,6 +280,14 @@ void write_file(const fs::path& path, const std::string& text) {
   if (failure) refuse(failure.message());
 }
 
+// So that one tenant whose requests all wait leaves connections to others.
+int64_t most_connections(const serve::Config& config) {
+  if (config.serve.max_connections > 0) return config.serve.max_connections;
+  int64_t most = 1024;
+  for (const auto& tenant : config.tenants) most += tenant.max_queue;
+  return config.tenants.empty() ? most + serve::TenantConfig{}.max_queue : most;
+}
+
 int serve(const Options& options) {
   if (options.keys) {
     std::cout << serve::describe_keys();
@@ -328,9 +336,9 @@ int serve(const Options& options) {
   serve::HttpFront http(
       service, {.address = told.http,
                 .threads = told.threads > 0 ? int(told.threads) : std::clamp(cores / 2, 1, 8),
-                .max_connections = told.max_connections,
+                .max_connections = most_connections(config),
                 .max_body_bytes = size_t(told.max_body_mb) << 20,
-                .max_unread_bytes = size_t(told.max_queue_mb) << 20,
+                .max_held_bytes = size_t(told.max_queue_mb) << 20,
                 .idle = Duration(int64_t(told.idle_s * 1e9)),
                 .tls_cert = told.tls_cert,
                 .tls_key = told.tls_key});
@@ -340,7 +348,9 @@ int serve(const Options& options) {
                               .address = told.grpc,
                               .tls_cert = told.tls_cert.empty() ? "" : read_file(told.tls_cert),
                               .tls_key = told.tls_key.empty() ? "" : read_file(told.tls_key),
-                              .max_body_bytes = told.max_body_mb << 20});
+                              .max_body_bytes = told.max_body_mb << 20,
+                              .max_unread_bytes = size_t(told.max_queue_mb) << 20,
+                              .idle = Duration(int64_t(told.idle_s * 1e9))});
   std::optional<net::HttpServer> metrics_server;
   if (!told.metrics.empty())
     metrics_server.emplace(
@@ -383,7 +393,7 @@ int serve(const Options& options) {
     if (signal != SIGHUP) continue;
     try {
       service.reload();
-    } catch (const Error& error) {
+    } catch (const std::exception& error) {
       log.error(cat("the config was not taken: ", error.what()));
     }
   }

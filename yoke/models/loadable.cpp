@@ -6,6 +6,8 @@
 #include <sys/utsname.h>
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
 #include <torch/csrc/jit/api/module.h>
+#include <torch/csrc/jit/ir/alias_analysis.h>
+#include <torch/csrc/jit/passes/constant_propagation.h>
 #include <torch/csrc/jit/passes/inliner.h>
 
 #include <algorithm>
@@ -14,6 +16,7 @@
 #include <set>
 
 #include "yoke/base/error.h"
+#include "yoke/base/mutex.h"
 #include "yoke/base/text.h"
 #include "yoke/models/whole.h"
 #include "yoke/parallel/device_code.h"
@@ -65,6 +68,30 @@ bool sets_attributes(at::ArrayRef<const torch::jit::Block*> blocks) {
   return false;
 }
 
+// What lies in an attribute is written in place: a buffer, or a list that grows.
+bool writes_attributes(at::ArrayRef<const torch::jit::Block*> blocks,
+                       const torch::jit::AliasDb& aliases) {
+  for (const auto* block : blocks)
+    for (const auto* node : block->nodes()) {
+      if (node->kind() == c10::prim::GetAttr && !node->output()->type()->is_module() &&
+          aliases.hasWriters(node->output()))
+        return true;
+      if (writes_attributes(node->blocks(), aliases)) return true;
+    }
+  return false;
+}
+
+// It is used, not trained: what batch norms do then is not looked at.
+void decide_mode(torch::jit::Graph& graph, at::ArrayRef<torch::jit::Block*> blocks) {
+  for (auto* block : blocks)
+    for (auto* node : block->nodes()) {
+      decide_mode(graph, node->blocks());
+      if (node->kind() != c10::prim::GetAttr || node->s(c10::attr::name) != "training") continue;
+      const torch::jit::WithInsertPoint before(node);
+      node->output()->replaceAllUsesWith(graph.insertConstant(false));
+    }
+}
+
 class Script final : public Loadable {
  public:
   Script(const path& file, const LoadOptions& options)
@@ -103,9 +130,12 @@ class Script final : public Loadable {
   }
 
   bool sets_state() const override {
-    const auto graph = module_.get_method("forward").graph()->copy();
+    auto graph = module_.get_method("forward").graph()->copy();
     torch::jit::Inline(*graph);
-    return sets_attributes(graph->block());
+    decide_mode(*graph, graph->block());
+    torch::jit::ConstantPropagation(graph);
+    return sets_attributes(graph->block()) ||
+           writes_attributes(graph->block(), torch::jit::AliasDb(graph));
   }
 
   std::unique_ptr<Loadable> copy() const override {
@@ -187,6 +217,9 @@ class Package final : public Loadable {
     auto metadata = package_metadata(file);
     try {
       check_machine(metadata, options.device);
+      // LibTorch reads the description of each package into the same static object.
+      static Mutex one_at_a_time;
+      const MutexLock lock(one_at_a_time);
       // It unpacks below TMPDIR, and clears up when it ends.
       loader_ = std::make_unique<torch::inductor::AOTIModelPackageLoader>(
           file.string(), "model", /*run_single_threaded=*/false, /*num_runners=*/1,

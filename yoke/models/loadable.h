@@ -40,8 +40,8 @@ class Loadable {
   // argument that is a number takes the one element of its tensor.
   virtual c10::IValue call(std::vector<c10::IValue> inputs) = 0;
 
-  // Of a module of TorchScript: what it may change in a call, and whether forward() says that it
-  // does.
+  // Of a module of TorchScript: what it may change in a call, and whether forward() may: it sets
+  // attributes, or writes into what lies in them.
   virtual std::vector<c10::IValue> state() const { return {}; }
   virtual bool sets_state() const { return false; }
   // Another with the state that it has now, and the same weights; null: there is none to be had.

@@ -142,6 +142,12 @@ Histogram& Registry::histogram(const std::string& name, const std::string& help,
   return histogram;
 }
 
+void Registry::remove(Labels labels) {
+  std::ranges::sort(labels);
+  MutexLock lock(mutex_);
+  for (auto& [name, family] : families_) family.metrics.erase(labels);
+}
+
 void Registry::write_prometheus(std::ostream& out) const {
   std::ostringstream text;  // so that the lock is not held while a slow reader takes it
   {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Counters, gauges and histograms, and the registry that writes them in the text format of
 // Prometheus (version 0.0.4). Ask the registry once and keep the reference: updates are atomic
-// operations, asking takes a lock. References live as long as the registry. Threads: any.
+// operations, asking takes a lock. References live as long as the registry, or until remove().
+// Threads: any.
 //
 //   Counter& steps = registry.counter("yoke_steps_total", "Optimizer steps done.");
 //   steps.add();
@@ -71,6 +72,9 @@ class Registry {
   Gauge& gauge(const std::string& name, const std::string& help, Labels labels = {});
   Histogram& histogram(const std::string& name, const std::string& help, std::vector<double> bounds,
                        Labels labels = {});
+
+  // All metrics with just these labels; nobody may have a reference to them.
+  void remove(Labels labels);
 
   void write_prometheus(std::ostream& out) const;
 

@@ -60,6 +60,8 @@ FlowModel::FlowModel(const std::string& folder, const Where& where, const topo::
            compiled.graph.nodes()[size_t(edge.to)].name,
            "' keeps values from round to round, so that one request would find another's; a flow "
            "that is served has no staleness, every, latest or drop");
+  for (const auto& region : compiled.graph.regions())
+    if (region.decides.first >= 0) decider_ = region.name;
   for (const auto& body : compiled.bodies) {
     bytes_ += body.bytes;
     has_package_ = has_package_ || body.compiled;

@@ -23,6 +23,8 @@ class FlowModel final : public models::Loadable {
   FlowModel(const std::string& folder, const Where& where, const topo::Host& host);
   c10::IValue call(std::vector<c10::IValue> inputs) override;
   bool has_package() const { return has_package_; }
+  // The loop or branch in which all rows of a batch go one way; empty: none does.
+  const std::string& decider() const { return decider_; }
   bool lost() const { return executor_->lost(); }  // no call will be answered any more
   // As JSON: what each node has computed so far.
   std::string breakdown() const;
@@ -30,6 +32,7 @@ class FlowModel final : public models::Loadable {
  private:
   std::unique_ptr<flow::Executor> executor_;
   bool has_package_ = false;
+  std::string decider_ = {};
 };
 
 }  // namespace yoke::runner

@@ -40,11 +40,21 @@ at::Tensor Lane::pinned(std::vector<at::Tensor>& kept, size_t place, at::IntArra
   return kept[place].narrow(0, 0, bytes).view(dtype).view(sizes);
 }
 
+void Lane::wait() {
+  c10::impl::VirtualGuardImpl(at::kCUDA).getStream(device_).synchronize();
+  reading_.clear();
+}
+
 at::Tensor Lane::there(size_t place, const at::Tensor& value, int64_t rows, const at::Tensor& to) {
   const bool grows = rows > 0 && value.dim() > 0 && value.size(0) != rows;
   if (!grows && !device_.is_cuda()) return value;
   auto sizes = value.sizes().vec();
   if (grows) sizes[0] = rows;
+  if (device_.is_cuda()) {
+    if (place < reading_.size() && reading_[place]) wait();  // of a batch that did not come back
+    reading_.resize(std::max(reading_.size(), place + 1));
+    reading_[place] = true;
+  }
   const at::Tensor filled = device_.is_cuda()
                                 ? pinned(pinned_in_, place, sizes, value.scalar_type())
                                 : at::empty(sizes, value.options());
@@ -77,7 +87,7 @@ void Lane::back(const std::vector<at::Tensor>& from, const std::vector<std::span
   }
   if (waits) {
     mark(kOutEnds);
-    c10::impl::VirtualGuardImpl(at::kCUDA).getStream(device_).synchronize();
+    wait();
   }
   const bool came = std::exchange(arriving_, false);
   if (waits && !marks_.empty()) {

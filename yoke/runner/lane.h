@@ -31,6 +31,7 @@ class Lane {
   const serve::Runner::Copies& copies() const { return copies_; }
 
  private:
+  void wait();
   at::Tensor pinned(std::vector<at::Tensor>& kept, size_t place, at::IntArrayRef sizes,
                     at::ScalarType dtype);
   enum Mark { kInBegins, kInEnds, kOutBegins, kOutEnds, kMarks };
@@ -40,6 +41,7 @@ class Lane {
   const at::Device device_;
   std::vector<c10::Event> marks_ = {};  // none where it is not timed
   bool arriving_ = false;               // some of the batch has been sent there
+  std::vector<bool> reading_ = {};      // pinned inputs that may still be copied from
   serve::Runner::Copies copies_ = {};
   std::vector<at::Tensor> pinned_in_ = {}, pinned_out_ = {};
 };

@@ -20,6 +20,8 @@ namespace {
 
 constexpr int64_t kUsualBatch = 32;
 constexpr const char* kPackage = "torch_aoti";
+constexpr const char* kSetsState =
+    "it may keep state between calls (forward() sets its own attributes, or writes into them)";
 
 at::ScalarType dtype_named(const std::string& precision) {
   if (precision == "fp32") return at::kFloat;
@@ -73,13 +75,15 @@ ModelRunner::ModelRunner(const serve::ReplicaSpec& spec, const ReadHost& read_ho
   at::get_num_threads();  // begins its pool, which else forgets the next line
   at::set_num_threads(int(std::max<int64_t>(spec.threads, 1)));
   open(spec, read_host);
+  const bool sets_state = model_->sets_state();
+  copies_inputs_ =
+      facts_.stateful || sets_state;  // it may keep them, and their memory is used again
   settle_batch(spec);
   if (facts_.declared) {
     examine(spec);
   } else {
     facts_.notes.emplace_back(kDeclareNote);
-    if (model_->sets_state() && !spec.stateful)
-      serve_alone("it keeps state between calls (forward() sets its own attributes)");
+    if (sets_state && !spec.stateful) serve_alone(kSetsState);
   }
   facts_.load_s = seconds_since(begun);
 }
@@ -184,7 +188,7 @@ void ModelRunner::examine(const serve::ReplicaSpec& spec) {
     one = tamed(samples, [&](Samples& some) {
       const Values inputs = some.draw(1), before = clone(inputs);
       const Values outputs = clone(compute(inputs));
-      copies_inputs_ = !close(inputs, before, 0);
+      copies_inputs_ |= !close(inputs, before, 0);
       return outputs;
     });
   } catch (const Threw& threw) {
@@ -278,10 +282,14 @@ void ModelRunner::find_impurity(const models::Loadable& tried, const Samples& sa
                                 const Compute& compute) {
   bool told = true;
   try {
-    const auto why = tamed(samples, [&](Samples& some) {
+    auto why = tamed(samples, [&](Samples& some) {
       told = some.differ();
       return why_impure(tried, compute, some, facts_.batch, tolerance());
     });
+    // Though nothing of this shows it.
+    if (why.empty() && tried.sets_state()) why = kSetsState;
+    if (why.empty() && flow_ && !flow_->decider().empty())
+      why = cat("'", flow_->decider(), "' of the flow decides for all rows of a batch");
     if (!why.empty())
       serve_alone(why);
     else if (!told)

@@ -64,7 +64,7 @@ class ModelRunner final : public serve::Runner {
   at::ScalarType dtype_ = at::kFloat;       // of floating weights and inputs
   std::vector<at::ScalarType> gives_ = {};  // dtypes in fp32, where it computes in another
   std::vector<std::string> names_ = {};     // of a dictionary
-  bool copies_inputs_ = false;              // it writes into them
+  bool copies_inputs_ = false;              // it writes into them, or may keep them
   std::optional<train::Words> words_ = {};
   serve::Facts facts_;
   std::map<std::vector<int64_t>, std::unique_ptr<Recording>> recordings_ = {};  // by inputs' sizes

@@ -44,7 +44,8 @@ serve::Facts inspect(const std::string& path) {
     facts.bytes = model->bytes();
     facts.notes.emplace_back(kDeclareNote);
     if (model->sets_state())
-      facts.notes.push_back(cat("forward() sets its own attributes", kStatefulNote));
+      facts.notes.push_back(
+          cat("forward() sets its own attributes, or writes into them", kStatefulNote));
   } else {
     facts.platform = "torch_aoti";
     facts.declared = false;

@@ -88,6 +88,7 @@ class Runners : public testing::Test {
     torch::jit::Module module("m");
     module.register_parameter("weight", numbers({3, 6}), false);
     module.register_buffer("seen", at::zeros({1}));
+    module.register_attribute("training", c10::BoolType::get(), true);
     module.register_attribute("last", c10::TensorType::get(), at::zeros({1}));
     module.define(forward);
     const auto path = (folder_ / "module.pt").string();
@@ -239,6 +240,12 @@ TEST_F(Runners, StateBetweenCallsIsFound) {
     expect_part(notes(*runner), "keeps state between calls");
     expect_part(notes(*runner), "stateful = true");
   }
+  // What its own values do not make it write, others may.
+  const auto rare =
+      open_runner(spec("if bool(x.sum() > 1e6):\n      self.seen.add_(1)\n    return x"));
+  EXPECT_FALSE(rare->facts().pure);
+  EXPECT_EQ(rare->facts().batch, 1);
+  expect_part(notes(*rare), "forward() sets its own attributes, or writes into them");
   // Not tried, but written there.
   const auto unknown = open_runner(spec("self.last = x\n    return x", {}));
   EXPECT_FALSE(unknown->facts().pure);
@@ -270,6 +277,32 @@ TEST_F(Runners, ASequenceHasAnInstanceOfItsOwn) {
   for (size_t i = 0; i < kMaxSequences; ++i) next(cat("many", i).c_str(), true);
   expect_part(refusal_of([&] { next("a", false); }), "there is no such sequence");
   EXPECT_EQ(next("many0", false), 212);
+}
+
+TEST_F(Runners, WhatASequenceKeepsIsNotOverwrittenByOthers) {
+  auto stateful = spec("y = self.last + x * 0\n    self.last = x\n    return y");
+  stateful.stateful = true;
+  const auto runner = open_runner(stateful);
+  const at::Tensor slab = at::ones({1, 6});
+  const auto next = [&](const char* sequence, bool start, float value) {
+    slab.fill_(value);
+    Kept kept;
+    runner->run(call_with({slab}, sequence, start), kept);
+    return kept.tensors[0][0][0].item<float>();
+  };
+  next("a", true, 7);
+  next("b", true, 8);
+  EXPECT_EQ(next("a", false, 9), 7);
+}
+
+TEST_F(Runners, WhatIsWrittenInPlaceIsState) {
+  for (const char* body : {"self.seen.add_(1)\n    return x", "self.seen[0] = 1.0\n    return x",
+                           "y = self.seen\n    y.copy_(x.sum())\n    return y"})
+    EXPECT_FALSE(open_runner(spec(body, {}))->facts().pure) << body;
+  for (const char* body : {"y = x + self.seen\n    y.add_(1)\n    return y",
+                           "if self.training:\n      self.seen.add_(1)\n    return x + self.seen",
+                           "return torch.relu_(torch.linear(x, self.weight))"})
+    EXPECT_TRUE(open_runner(spec(body, {}))->facts().pure) << body;
 }
 
 TEST_F(Runners, AnErrorEndsItsSequence) {
@@ -494,6 +527,38 @@ TEST(Packages, RunWithBatchesOfAnySize) {
   expect_part(with([](auto& spec) { spec.precision = "bf16"; }), "its precision with it");
   EXPECT_EQ(inspect(compiled.path).platform, "torch_aoti");
   expect_part(join(inspect(compiled.path).notes, "\n"), "AOTI_DEVICE_KEY cpu");
+}
+
+TEST_F(Runners, AFlowThatDecidesForABatchServesEachRowAlone) {
+  fs::create_directories(folder_ / "gated");
+  std::ofstream(folder_ / "gated/flow.toml") << R"([[input]]
+port = "x:FP32[b,2]"
+to = ["gate", "less", "more"]
+[[node]]
+name = "gate"
+model = "above:than=10"
+[[node]]
+name = "less"
+model = "scale:by=1"
+[[node]]
+name = "more"
+model = "scale:by=-1"
+[[branch]]
+name = "which"
+when = "gate"
+then = ["more"]
+then_gives = "more"
+else = ["less"]
+else_gives = "less"
+[[output]]
+port = "y:FP32[b,2]"
+from = "which"
+)";
+  const auto runner = open_runner({.path = (folder_ / "gated").string()});
+  EXPECT_EQ(runner->facts().batch, 1) << "values of its own are all below";
+  EXPECT_FALSE(runner->facts().pure);
+  expect_part(notes(*runner), "'which' of the flow decides for all rows of a batch");
+  EXPECT_TRUE(run(*runner, {at::full({1, 2}, 50.f)})[0].equal(at::full({1, 2}, -50.f)));
 }
 
 // A replica of a flow is its set of devices; the next one has the GPUs after them.

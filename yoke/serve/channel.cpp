@@ -55,6 +55,8 @@ void Channel::map() {
       ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file_.get(), 0);
   if (memory_ == MAP_FAILED)
     fail(Kind::Io, "cannot map ", bytes_, " bytes of shared memory: ", std::strerror(errno));
+  max_rows_ = head().max_rows;
+  data_bytes_ = head().data_bytes;
   auto* at = static_cast<std::byte*>(memory_) + kPage;
   for (auto& slab : slabs_) {
     slab.header = reinterpret_cast<SlabHeader*>(at);

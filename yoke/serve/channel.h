@@ -45,7 +45,9 @@ struct TensorPlace {
 
 using ErrorText = std::array<char, 4096>;
 
-enum class Result : uint32_t { Ok, Failed, SomeRowsFailed };
+// Invalid: the request cannot be taken, which only the worker sees. TooMany: the outputs of so many
+// rows have no room; those of `fits` may.
+enum class Result : uint32_t { Ok, Failed, SomeRowsFailed, Invalid, TooMany };
 
 struct SlabHeader {
   std::atomic<uint32_t> state{0};
@@ -61,6 +63,7 @@ struct SlabHeader {
   // From the worker.
   std::atomic<uint64_t> streamed{0};  // bytes of text, from inputs_end on
   Result result = Result::Ok;
+  uint32_t fits = 0;
   uint32_t num_outputs = 0;
   std::array<TensorPlace, kMaxTensors> outputs = {};
   uint64_t outputs_end = 0;
@@ -92,8 +95,8 @@ class Channel {
   Channel& operator=(const Channel&) = delete;
 
   int file() const { return file_.get(); }
-  uint32_t max_rows() const { return head().max_rows; }
-  uint64_t data_bytes() const { return head().data_bytes; }
+  uint32_t max_rows() const { return max_rows_; }
+  uint64_t data_bytes() const { return data_bytes_; }
   const Slab& slab(int index) const { return slabs_[size_t(index)]; }
   EventCount& to_worker() const { return head().to_worker; }
   std::atomic<uint64_t>& progress() const { return head().progress; }  // grows while it lives
@@ -116,6 +119,9 @@ class Channel {
   net::Descriptor file_;
   void* memory_ = nullptr;
   uint64_t bytes_ = 0;
+  // As they were at the start, whatever a worker writes later.
+  uint32_t max_rows_ = 0;
+  uint64_t data_bytes_ = 0;
   std::array<Slab, kSlabs> slabs_ = {};
 };
 

@@ -85,9 +85,11 @@ int64_t check_request(const std::string& model, const Facts& facts, Request& req
       refuse(Status::Invalid, of_model(), ", input '", input.name, "': wanted it once, got it ",
              times, " times");
   }
-  if (request.parameters.sequence.size() > 200)
-    refuse(Status::Invalid, of_model(), ": wanted a sequence_id of at most 200 bytes, got ",
-           request.parameters.sequence.size());
+  const auto& sequence = request.parameters.sequence;
+  if (sequence.size() > 200 || sequence.find('\0') != sequence.npos)
+    refuse(Status::Invalid, of_model(),
+           ": wanted a sequence_id of at most 200 bytes, none of them ", "zero, got ",
+           sequence.size());
   for (const auto& port : facts.inputs) {
     const auto who = [&] { return cat("model '", model, "', input '", port.name, "'"); };
     const auto found = std::ranges::find(request.inputs, port.name, &Tensor::name);

@@ -14,10 +14,10 @@ struct ServerConfig {
   std::string http = "127.0.0.1:8000", grpc = "127.0.0.1:8001", metrics = "127.0.0.1:8002";
   std::string workers = "processes";
   double drain_s = 30, grace_s = 0;
-  double start_s = 120;  // for a worker to be ready
-  double stuck_s = 10;   // that a batch may take at least
-  int64_t threads = 0;   // that read and answer HTTP; 0: as the cores are
-  int64_t max_connections = 1024;
+  double start_s = 120;         // for a worker to be ready
+  double stuck_s = 10;          // that a batch may take at least
+  int64_t threads = 0;          // that read and answer HTTP; 0: as the cores are
+  int64_t max_connections = 0;  // 0: what all tenants may have waiting, and 1024 more
   int64_t max_body_mb = 256, slab_mb = 1024;
   int64_t max_queue_mb = 1024;  // of what one tenant has waiting
   double idle_s = 60;           // for a client to say something

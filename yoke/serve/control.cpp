@@ -12,7 +12,6 @@
 namespace yoke::serve {
 namespace {
 
-constexpr size_t kMostBytes = 128 << 10;
 constexpr size_t kMostFiles = 4;
 
 }  // namespace
@@ -26,7 +25,10 @@ std::pair<net::Descriptor, net::Descriptor> make_line() {
 
 bool send_message(int line, const std::string& text, const std::vector<int>& files) {
   YOKE_CHECK(files.size() <= kMostFiles);
-  std::string bytes = text.substr(0, kMostBytes);
+  if (text.size() > kMostBytes)
+    fail(Kind::Usage, "a message of ", text.size(), " bytes, '", text.substr(0, 32),
+         "…', wanted at most ", kMostBytes);
+  std::string bytes = text;
   iovec part{bytes.data(), bytes.size()};
   alignas(cmsghdr) char room[CMSG_SPACE(sizeof(int) * kMostFiles)] = {};
   msghdr message = {};

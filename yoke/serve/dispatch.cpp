@@ -72,6 +72,13 @@ bool Pool::Impl::may_try(const Model& model) const {
   });
 }
 
+bool Pool::Impl::may_go_elsewhere(const Ticket& ticket, const Hosted& from) const {
+  return std::ranges::any_of(ticket.model->hosted, [&](const auto& other) {
+    return other.get() != &from && other->state == Hosted::State::Ready &&
+           may_use(ticket.tenant, *other->seat);
+  });
+}
+
 // The first request of a tenant that this seat can take, or that fits into the batch.
 TicketPtr Pool::Impl::next_of(int number, const Seat& seat, const Batch* with) const {
   const auto& tenant = *tenants_[size_t(number)];
@@ -87,6 +94,8 @@ TicketPtr Pool::Impl::next_of(int number, const Seat& seat, const Batch* with) c
     for (const auto& [key, ticket] : queue) {
       if (ticket->sequence && ticket->sequence->hosted->seat != &seat) continue;
       if (ticket->alone && !may_try(*model)) continue;
+      const auto& doubts = ticket->doubts;
+      if (doubts && doubts->seat == &seat && may_go_elsewhere(*ticket, *doubts)) continue;
       if (++looked > kLookAhead) break;
       if (with) {
         if (is_single(*ticket) || ticket->shape_key != with->shape_key) continue;
@@ -178,7 +187,11 @@ BatchPtr Pool::Impl::open_batch(Seat& seat, const Ticket& first) {
     for (const auto& input : first.request.inputs)
       row_bytes += input.data.size() / size_t(input.shape[0]) + 64;
     const uint64_t fit = batch->channel->data_bytes() / 2 / std::max<uint64_t>(row_bytes, 1);
-    batch->capacity = uint32_t(std::clamp<uint64_t>(fit, 1, uint64_t(first.model->facts->batch)));
+    const auto seen = first.model->seen.find(first.model->seen_as(first.shape_key));
+    const uint64_t most =
+        std::min<uint64_t>(uint64_t(first.model->facts->batch),
+                           seen == first.model->seen.end() ? UINT32_MAX : seen->second.fit);
+    batch->capacity = uint32_t(std::clamp<uint64_t>(fit, 1, most));
     for (uint32_t i = 0; i < header.num_inputs; ++i) {
       const auto& input = first.request.inputs[i];
       const uint64_t row = input.data.size() / size_t(input.shape[0]);

@@ -9,10 +9,12 @@
 namespace yoke::serve {
 namespace {
 
-// Batches in a row that failed while others' did not: of several tenants, or of one, whose own
-// fault it may be.
-constexpr int kFailsFast = 8, kFailsForOne = 32;
+// Batches in a row that failed, after which a replica is doubted; and what of them worked elsewhere
+// is enough to replace it. Where nothing can be tried again they are more, if all are of one
+// tenant, whose own fault it may be.
+constexpr int kFailsFast = 8, kGuilty = 3, kFailsForOne = 32;
 constexpr uint64_t kLarge = 64 << 20;  // bytes of a slab that are given back
+constexpr size_t kMostShapes = 256;    // of a model, that are remembered
 
 Time time_of(int64_t ns) { return Time(Duration(ns)); }
 
@@ -82,7 +84,9 @@ void Pool::Impl::take_text(const Batch& batch, Outbox& outbox) {
   const std::string_view more(text + header.inputs_end + ticket.text_seen, have - ticket.text_seen);
   ticket.text_seen = have;
   ticket.answer.text += more;
-  if (ticket.on_text) outbox.texts.emplace_back(ticket.on_text, more);
+  if (!ticket.on_text) return;
+  ++ticket.texts;
+  outbox.texts.push_back({batch.entries[0].ticket, ticket.on_text, std::string(more)});
 }
 
 // The outputs of some rows; the mutex is free meanwhile.
@@ -93,9 +97,11 @@ std::vector<std::string> Pool::Impl::copy_outputs(const Batch& batch, const Entr
   const auto* failed = slab.failed + entry.at;
   const bool some_failed = header.result == Result::SomeRowsFailed &&
                            std::any_of(failed, failed + entry.rows, [](uint8_t f) { return f; });
-  if (header.result == Result::Failed || some_failed || header.is_prompt) return outputs;
+  if (header.result == Result::Failed || header.result == Result::TooMany || some_failed ||
+      header.is_prompt)
+    return outputs;
   for (uint32_t i = 0; i < std::min<uint32_t>(header.num_outputs, kMaxTensors); ++i) {
-    const auto& place = header.outputs[i];
+    const TensorPlace place = header.outputs[i];
     if (place.offset > batch.channel->data_bytes() ||
         place.bytes > batch.channel->data_bytes() - place.offset)
       fail(Kind::Internal, "a worker says that its output lies outside of its memory");
@@ -127,7 +133,19 @@ void Pool::Impl::take_rows(const Batch& batch, Entry& entry, std::vector<std::st
       });
       return answer(entry.ticket, {Status::Internal, "its rows came back in disorder"}, outbox);
     }
-  if (header.result == Result::Failed || (!header.is_prompt && outputs.empty()))
+  if (header.result == Result::Invalid)
+    return answer(entry.ticket,
+                  {Status::Invalid,
+                   cat("model '", batch.model->config.name, "': ", why_failed(batch, entry))},
+                  outbox);
+  if (header.result == Result::TooMany) {  // fewer of them at once
+    entry.turn.tenant = -1;                // it has paid
+    return requeue(entry);
+  }
+  const bool failed = header.result == Result::Failed || (!header.is_prompt && outputs.empty());
+  if (failed && try_elsewhere(batch, entry)) return;
+  if (ticket.doubts && ticket.doubts != batch.hosted) judge(ticket, !failed);
+  if (failed)
     return answer(entry.ticket,
                   {Status::Internal, cat("model '", batch.model->config.name,
                                          "' failed: ", why_failed(batch, entry))},
@@ -180,8 +198,40 @@ void Pool::Impl::take_rows(const Batch& batch, Entry& entry, std::vector<std::st
   this->answer(entry.ticket, {}, outbox);
 }
 
+// What fails where much has failed may not be its own fault: another replica shows it.
+bool Pool::Impl::try_elsewhere(const Batch& batch, Entry& entry) {
+  auto& ticket = *entry.ticket;
+  if (batch.header().result != Result::Failed || batch.hosted->failures < kFailsFast ||
+      !batch.model->facts->pure || ticket.sequence || ticket.text_seen > 0 ||
+      (ticket.doubts && ticket.doubts != batch.hosted) || !may_go_elsewhere(ticket, *batch.hosted))
+    return false;
+  ticket.doubts = batch.hosted;
+  entry.turn.tenant = -1;  // it has paid
+  requeue(entry);
+  return true;
+}
+
+void Pool::Impl::judge(Ticket& ticket, bool works) {
+  const auto doubted = std::exchange(ticket.doubts, nullptr);
+  if (!works) {
+    doubted->failures = doubted->guilt = 0;
+    doubted->failed_for.clear();
+  } else if (++doubted->guilt == kGuilty) {
+    eject(*doubted, cat("it failed ", doubted->failures, " times in a row, and what of it was ",
+                        "tried elsewhere worked"));
+  }
+}
+
+void Pool::Impl::eject(Hosted& hosted, const std::string& why) {
+  if (!hosted.worker) return;
+  hosted.said = why;
+  hosted.worker->kill();
+  if (hosted.worker->pid() == 0) hosted.worker->stop();
+}
+
 // A worker runs what others wrote: numbers of its that cannot be are a failure.
-void Pool::Impl::check_header(SlabHeader& header) {
+void Pool::Impl::check_header(const Batch& batch) {
+  auto& header = batch.header();
   header.error.back() = 0;
   bool sane = header.num_outputs <= kMaxTensors;
   for (uint32_t i = 0; sane && i < header.num_outputs; ++i) {
@@ -189,10 +239,10 @@ void Pool::Impl::check_header(SlabHeader& header) {
     sane = place.rank >= (header.has_rows ? 1 : 0) && place.rank <= kMaxRank && place.type >= 0 &&
            place.type <= int32_t(Type::Bytes);
   }
-  if (sane) return;
-  header.num_outputs = 0;
-  header.result = Result::Failed;
-  header.set_error("its worker gave outputs that cannot be");
+  if (!sane) header.set_error("its worker gave outputs that cannot be");
+  if (!sane || (header.result == Result::TooMany && batch.capacity < 2))
+    header.result = Result::Failed;
+  if (header.result == Result::Failed || header.result == Result::TooMany) header.num_outputs = 0;
 }
 
 // Takes every batch that is done, hands its device the next one, and then its outputs.
@@ -213,7 +263,7 @@ void Pool::Impl::take_done(Outbox& outbox) {
   for (const auto& batch : done) {
     size_t bytes = 0;
     auto& header = batch->header();
-    check_header(header);
+    check_header(*batch);
     for (uint32_t i = 0; i < header.num_outputs; ++i) bytes += header.outputs[i].bytes;
     std::vector<std::vector<std::string>> outputs(batch->entries.size());
     std::string broken;
@@ -275,6 +325,7 @@ void Pool::Impl::account(const Batch& batch) {
   by_rows.input.add(Duration(header.begun_at - header.sealed_at));
   by_rows.compute.add(Duration(header.computed_at - header.begun_at));
   by_rows.output.add(Duration(header.done_at - header.computed_at));
+  if (header.result == Result::TooMany) return learn(batch, time);
   if (header.result == Result::Failed) {
     ++hosted.failures;
     for (const auto& entry : batch.entries) hosted.failed_for.insert(entry.ticket->tenant);
@@ -283,23 +334,38 @@ void Pool::Impl::account(const Batch& batch) {
       return other.get() != &hosted && other->state == Hosted::State::Ready &&
              other->failures == 0 && other->batches > 0;
     });
-    if (hosted.failures >= many && others_work && hosted.worker) {
-      hosted.said = cat("it failed ", hosted.failures,
-                        " times in a row, as others did not: ", header.error.data());
-      hosted.worker->kill();
-      if (hosted.worker->pid() == 0) hosted.worker->stop();
-    }
+    if (!model.facts->pure && hosted.failures >= many && others_work)
+      eject(hosted, cat("it failed ", hosted.failures,
+                        " times in a row, as others did not: ", header.error.data()));
     return;
   }
-  hosted.failures = 0;
+  hosted.failures = hosted.guilt = 0;
   hosted.failed_for.clear();
   if (clock_.now() - hosted.since > kQuick) hosted.quick_deaths = 0;
   model.row_ns += 0.1 * (double(time.count()) / rows - model.row_ns);
-  if (model.longest.size() < 256 || model.longest.contains(batch.shape_key)) {
-    auto& longest = model.longest[model.one_shape ? "" : batch.shape_key];
-    longest.batch = std::max(longest.batch, double(time.count()));
-    longest.row = std::max(longest.row, double(time.count()) / rows);
+  learn(batch, time);
+}
+
+// What batches of its shape take.
+void Pool::Impl::learn(const Batch& batch, Duration time) {
+  auto& known = batch.model->seen;
+  const auto& header = batch.header();
+  const auto& key = batch.model->seen_as(batch.shape_key);
+  if (known.size() >= kMostShapes && !known.contains(key)) {
+    if (header.result != Result::TooMany) return;
+    known.erase(std::prev(known.end()));
   }
+  auto& seen = known[key];
+  if (header.result == Result::TooMany) {
+    seen.fit = std::min(seen.fit, std::clamp<uint32_t>(header.fits, 1, batch.capacity - 1));
+    return;
+  }
+  const double rows = double(std::max<uint32_t>(batch.rows, 1));
+  seen.batch_ns = std::max(seen.batch_ns, double(time.count()));
+  seen.row_ns = std::max(seen.row_ns, double(time.count()) / rows);
+  uint64_t out = header.is_prompt ? header.streamed.load() : 0;
+  for (uint32_t i = 0; i < header.num_outputs; ++i) out += header.outputs[i].bytes;
+  seen.out = std::max(seen.out, out / uint64_t(rows));
 }
 
 void Pool::Impl::free_slab(const Batch& batch) {

@@ -23,12 +23,14 @@ using asio::ip::tcp;
 using Failure = boost::system::error_code;
 
 constexpr size_t kMostPipelined = 256;
+constexpr size_t kMostUnsent = 64 << 20;  // bytes of answers, beyond which no request is read
 constexpr size_t kReadBytes = 16 << 10;
 constexpr size_t kHeaderBytes = 16 << 10;
 constexpr size_t kTrusted = 1 << 20;  // bytes of a body that are made room for before they come
 constexpr size_t kPadding = 64;       // beyond a body, for a JSON reader that reads ahead
 constexpr int kIdleTimes = 10;  // a quiet connection lasts so many times longer than a slow one
-constexpr size_t kSlowest = 1 << 10;  // bytes of a body in each second
+constexpr size_t kSlowest = 1 << 10;         // bytes of a body or an answer in each second
+constexpr size_t kSlowestCrowded = 4 << 20;  // of an answer, where answers fill the memory
 
 std::string head_of(const HttpReply& reply, bool keep_alive) {
   std::string head = "HTTP/1.1 ";
@@ -73,6 +75,7 @@ class Connection final : public HttpPeer, public std::enable_shared_from_this<Co
     shared_.unread -= parser_.has_value();
     hold_bytes(0);
     shared_.unwritten -= int64_t(slots_.size());
+    shared_.unsent -= unsent_;
   }
 
   void start() {
@@ -105,6 +108,13 @@ class Connection final : public HttpPeer, public std::enable_shared_from_this<Co
     // A request is not sent byte by byte.
     const auto longest = shared_.options.idle + std::chrono::seconds(have_ / kSlowest);
     if (parser_ && !last_ && !waits && now - parsing_since_ > longest) abandon();
+    // Nor is an answer read so; and where others' have no room left, faster than that.
+    const bool crowded = shared_.unsent > shared_.options.max_held_bytes;
+    const Duration slowest =
+        (crowded ? std::min<Duration>(shared_.options.idle, std::chrono::seconds(1))
+                 : shared_.options.idle) +
+        std::chrono::milliseconds(1000 * sending_bytes_ / (crowded ? kSlowestCrowded : kSlowest));
+    if (writing_ && now - sending_since_ > slowest) abandon();
   }
 
   void abandon() override {
@@ -135,8 +145,13 @@ class Connection final : public HttpPeer, public std::enable_shared_from_this<Co
     socket.close(ignored);
   }
 
+  bool is_full() const {
+    return slots_.size() >= kMostPipelined || unsent_ > kMostUnsent ||
+           (unsent_ > 0 && shared_.unsent > shared_.options.max_held_bytes);
+  }
+
   void read() {
-    if (closed_ || reading_ || last_ || slots_.size() >= kMostPipelined) return;
+    if (closed_ || reading_ || last_ || is_full()) return;
     reading_ = true;
     stream_.async_read_some(in_.prepare(kReadBytes),
                             [self = this->shared_from_this()](Failure failure, size_t bytes) {
@@ -171,7 +186,7 @@ class Connection final : public HttpPeer, public std::enable_shared_from_this<Co
   bool hold_bytes(size_t bytes) {
     const size_t all = shared_.body_bytes += bytes - held_;
     held_ = bytes;
-    return all <= std::max(bytes, shared_.options.max_unread_bytes);
+    return all <= std::max(bytes, shared_.options.max_held_bytes);
   }
   void refuse_for_room() {
     refuse({Status::Unavailable, "too many requests are being read; ask again", 1});
@@ -181,7 +196,7 @@ class Connection final : public HttpPeer, public std::enable_shared_from_this<Co
   }
 
   void parse() {
-    while (in_.size() > 0 && !last_ && !closed_ && slots_.size() < kMostPipelined) {
+    while (in_.size() > 0 && !last_ && !closed_ && !is_full()) {
       if (!parser_) {
         parser_.emplace();
         ++shared_.unread;
@@ -233,7 +248,7 @@ class Connection final : public HttpPeer, public std::enable_shared_from_this<Co
       }
     if (beast::iequals(head[http::field::expect], "100-continue") && !all_there) {
       const uint64_t number = add_slot();
-      slot(number)->out.push_back("HTTP/1.1 100 Continue\r\n\r\n");
+      put(*slot(number), "HTTP/1.1 100 Continue\r\n\r\n");
       slot(number)->done = true;
       write();
     }
@@ -370,7 +385,7 @@ class Connection final : public HttpPeer, public std::enable_shared_from_this<Co
     if (!mine) return;
     if (!mine->streaming) return finish(number, reply_to(answer, mine->form));
     if (!answer.outcome.ok()) stream(number, write_error(answer.outcome.text));
-    mine->out.push_back("0\r\n\r\n");
+    put(*mine, "0\r\n\r\n");
     mine->done = true;
     write();
   }
@@ -380,25 +395,29 @@ class Connection final : public HttpPeer, public std::enable_shared_from_this<Co
     auto* mine = slot(number);
     if (!mine || mine->done) return;
     if (!mine->streaming)
-      mine->out.push_back(
-          cat("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n",
-              "Cache-Control: no-cache\r\nTransfer-Encoding: chunked\r\n",
-              mine->keep_alive ? "" : "Connection: close\r\n", "\r\n"));
+      put(*mine, cat("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n",
+                     "Cache-Control: no-cache\r\nTransfer-Encoding: chunked\r\n",
+                     mine->keep_alive ? "" : "Connection: close\r\n", "\r\n"));
     mine->streaming = true;
-    mine->out.push_back(chunk_of(cat("data: ", json, "\n\n")));
+    put(*mine, chunk_of(cat("data: ", json, "\n\n")));
     write();
   }
 
   void finish(uint64_t number, HttpReply reply) {
     auto* mine = slot(number);
     if (!mine) return;
-    mine->out.push_back(head_of(reply, mine->keep_alive));
-    if (!mine->head_only) mine->out.push_back(std::move(reply.body));
+    put(*mine, head_of(reply, mine->keep_alive));
+    if (!mine->head_only) put(*mine, std::move(reply.body));
     mine->done = true;
     mine->ticket = nullptr;
     write();
   }
 
+  void put(Slot& slot, std::string text) {
+    unsent_ += text.size();
+    shared_.unsent += text.size();
+    slot.out.push_back(std::move(text));
+  }
   uint64_t add_slot() {
     slots_.emplace_back();
     ++shared_.unwritten;
@@ -426,7 +445,9 @@ class Connection final : public HttpPeer, public std::enable_shared_from_this<Co
     std::vector<asio::const_buffer> buffers;
     for (const auto& part : sending_) buffers.emplace_back(part.data(), part.size());
     writing_ = true;
-    if (parser_) parsing_since_ = SteadyClock().now();  // the rest may have waited for this
+    sending_since_ = SteadyClock().now();
+    sending_bytes_ = asio::buffer_size(buffers);
+    if (parser_) parsing_since_ = sending_since_;  // the rest may have waited for this
     asio::async_write(
         stream_, buffers,
         [this](const Failure& failure, size_t bytes) {
@@ -436,6 +457,8 @@ class Connection final : public HttpPeer, public std::enable_shared_from_this<Co
         [self = this->shared_from_this(), done](Failure failure, size_t) {
           self->writing_ = false;
           if (failure) return self->abandon();
+          self->unsent_ -= self->sending_bytes_;
+          self->shared_.unsent -= self->sending_bytes_;
           self->drop(done);
           self->write();
         });
@@ -488,11 +511,13 @@ class Connection final : public HttpPeer, public std::enable_shared_from_this<Co
   std::deque<Slot> slots_;
   uint64_t first_ = 0;  // the number of the first slot
   std::vector<std::string> sending_;
+  size_t unsent_ = 0;  // bytes of answers
+  size_t sending_bytes_ = 0;
   bool reading_ = false, writing_ = false, closed_ = false;
   bool last_ = false;  // no request after those that came is read
   size_t swallowed_ = 0;
   bool greeted_ = false;  // TLS has shaken hands
-  Time touched_ = {}, parsing_since_ = {};
+  Time touched_ = {}, parsing_since_ = {}, sending_since_ = {};
 };
 
 // Whoever holds it last, it is deleted by its lane's thread.

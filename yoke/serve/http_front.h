@@ -18,7 +18,8 @@ struct HttpOptions {
   int threads = 1;
   int64_t max_connections = 1024;
   size_t max_body_bytes = 256 << 20;
-  size_t max_unread_bytes = 1 << 30;  // of bodies that are not whole; one alone may have more
+  // Of bodies that are not whole, and of answers that clients do not take; one alone may have more.
+  size_t max_held_bytes = 1 << 30;
   Duration idle = std::chrono::seconds(60);
   std::string tls_cert = {}, tls_key = {};  // files of PEM; empty: no TLS
 };

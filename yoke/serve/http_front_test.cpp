@@ -22,8 +22,9 @@ Time soon() { return SteadyClock().now() + seconds(30); }
 struct Server {
   explicit Server(const std::string& path, const std::string& devices = "cpu:4",
                   HttpOptions options = {}, std::vector<TenantConfig> tenants = {},
-                  std::vector<std::string> input = {})
-      : service({.models = {{.name = "m",
+                  std::vector<std::string> input = {}, ServerConfig serve = {})
+      : service({.serve = std::move(serve),
+                 .models = {{.name = "m",
                              .path = path,
                              .devices = devices,
                              .batch = 1,
@@ -75,6 +76,23 @@ TEST(Service, KnowsATenantNoMoreThatThePoolHasLost) {
     EXPECT_EQ(why.outcome.status, Status::Forbidden);
     EXPECT_EQ(why.outcome.text, "tenant 'a' is no more");
   }
+}
+
+TEST(Service, TellsNobodyOfATenantThatWasNotNamed) {
+  Server server("stand-in:", "cpu:1", {},
+                {{.name = "ann", .key_sha256 = sha256("hers")}, {.name = "bob"}}, {},
+                {.trust_tenant_header = true});
+  const auto asks = [&](const char* key, const char* tenant) -> std::string {
+    try {
+      return server.service.usage(server.service.identify(key, tenant, /*must_be_tenant=*/false));
+    } catch (const Refused& why) {
+      return why.outcome.text;
+    }
+  };
+  EXPECT_EQ(asks("", ""), "whose usage is asked for was not said: wanted the header 'yoke-tenant'");
+  for (const char* name : {"ann", "bob"})
+    EXPECT_NE(asks("", name).find(cat("[{\"tenant\":\"", name, "\"")), std::string::npos) << name;
+  EXPECT_NE(asks("hers", "").find(R"([{"tenant":"ann")"), std::string::npos);
 }
 
 TEST(Service, RefusesATenantWhoseDevicesNoModelHas) {
@@ -174,14 +192,14 @@ TEST(HttpFront, LetsQuietClientsMakeRoomForOthers) {
   EXPECT_NE(read_until(socket, "]}]}", 1).find("[4.0,"), std::string::npos);
 }
 
-TEST(HttpFront, WritesToASlowReaderAsLongAsItReads) {
-  constexpr size_t kValues = 1'000'000;
-  const Server server("stand-in:", "cpu:1", {.idle = std::chrono::milliseconds(400)}, {},
-                      {cat("x:FP32[-1,", kValues, "]")});
+// Of a million values, answered as long text.
+constexpr size_t kValues = 1'000'000;
+const std::string kManyValues = cat("x:FP32[-1,", kValues, "]");
+net::Socket ask_for_much(const Server& server) {
   auto socket = server.connect();
   const int small = 64 << 10;
   ::setsockopt(socket.fd(), SOL_SOCKET, SO_RCVBUF, &small, sizeof(small));
-  const std::vector<float> values(kValues, 1.2345678e-10f);  // long as text
+  const std::vector<float> values(kValues, 1.2345678e-10f);
   const std::string json =
       cat(R"({"inputs":[{"name":"x","shape":[1,)", kValues,
           R"(],"datatype":"FP32","parameters":{"binary_data_size":)", 4 * kValues, "}}]}");
@@ -190,6 +208,29 @@ TEST(HttpFront, WritesToASlowReaderAsLongAsItReads) {
           json.size(), "\r\nContent-Length: ", json.size() + 4 * kValues, "\r\n\r\n", json,
           std::string_view(reinterpret_cast<const char*>(values.data()), 4 * kValues)),
       soon());
+  return socket;
+}
+
+TEST(HttpFront, EndsSlowReadersWhereAnswersFillTheMemory) {
+  const Server server("stand-in:", "cpu:1", {.max_held_bytes = 16 << 20}, {}, {kManyValues});
+  auto alone = ask_for_much(server);  // which is less than that
+  const auto is_open = [](net::Socket& socket) {
+    return ::send(socket.fd(), "\r", 1, MSG_NOSIGNAL) == 1;
+  };
+  std::this_thread::sleep_for(seconds(2));
+  EXPECT_TRUE(is_open(alone));
+  auto other = ask_for_much(server);
+  const Time late = soon();
+  while (is_open(alone) && SteadyClock().now() < late)
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  EXPECT_FALSE(is_open(alone)) << "it holds what others need";
+  EXPECT_EQ(read_until(other, "]}]}", 1).substr(9, 3), "200");
+}
+
+TEST(HttpFront, WritesToASlowReaderAsLongAsItReads) {
+  const Server server("stand-in:", "cpu:1", {.idle = std::chrono::milliseconds(400)}, {},
+                      {kManyValues});
+  auto socket = ask_for_much(server);
   std::string piece(256 << 10, '\0');
   size_t bytes = 0;
   for (Time next = SteadyClock().now(); bytes < 10 * kValues;) {
@@ -237,7 +278,7 @@ TEST(HttpFront, LooksAtTheKeyBeforeTheBody) {
 }
 
 TEST(HttpFront, BoundsBodiesThatAreNotWhole) {
-  const Server server("stand-in:", "cpu:1", {.max_unread_bytes = 3 << 20});
+  const Server server("stand-in:", "cpu:1", {.max_held_bytes = 3 << 20});
   const std::string part(64 << 10, ' ');
   std::vector<net::Socket> clients;
   const auto send_part = [&](const char* coding) {

@@ -12,6 +12,8 @@ namespace {
 
 using std::chrono::milliseconds;
 
+constexpr size_t kMostParts = 16 << 20;  // bytes of what a worker tells of its parts
+
 // How long a worker waits before it is started again.
 Duration back_off(int quick_deaths) {
   return quick_deaths <= 1 ? Duration::zero()
@@ -29,6 +31,18 @@ void check_tensors(const std::vector<Port>& ports, const char* what) {
            " dimensions, wanted at most ", kMaxRank);
 }
 
+// As far as they say it.
+uint64_t row_bytes(const std::vector<Port>& ports) {
+  uint64_t sum = 0;
+  for (const auto& port : ports) {
+    uint64_t bytes = plan::size_of(port.type);
+    for (size_t i = port.has_rows() ? 1 : 0; i < port.shape.size(); ++i)
+      bytes *= port.shape[i].fixed() ? uint64_t(port.shape[i].most) : 0;
+    sum += bytes;
+  }
+  return sum;
+}
+
 }  // namespace
 
 void Pool::Impl::start(Hosted& hosted) {
@@ -36,8 +50,9 @@ void Pool::Impl::start(Hosted& hosted) {
   hosted.state = Hosted::State::Starting;
   hosted.next_slab = 0;
   hosted.used = {};
-  hosted.failures = 0;
+  hosted.failures = hosted.guilt = 0;
   hosted.said.clear();
+  hosted.more_parts.clear();
   const auto rows = std::clamp<int64_t>(hosted.spec.batch, 1024, kMaxRows);
   hosted.worker =
       std::make_unique<Replica>(options_.workers, hosted.spec, uint32_t(rows), options_.slab_bytes);
@@ -83,7 +98,7 @@ void Pool::Impl::became_ready(Hosted& hosted, const std::string& json, Outbox& o
                                  port.shape.end(), &plan::Size::fixed);
     });
     model->one_shape = facts->declared && one_shape && !facts->has_words;
-    model->longest[""].batch = facts->longest_s * 1e9;
+    model->seen[""] = {.batch_ns = facts->longest_s * 1e9, .out = row_bytes(facts->outputs)};
     if (facts->longest_s > 0 && facts->batch > 0)
       model->row_ns = facts->longest_s * 1e9 / double(facts->batch);
     model->facts = std::move(facts);
@@ -219,7 +234,9 @@ void Pool::Impl::heard(Hosted& hosted, Outbox& outbox) {
         hosted.worker->stop();
       }
     } else if (message->text.starts_with("parts ")) {
-      hosted.parts = message->text.substr(6);
+      hosted.parts = std::exchange(hosted.more_parts, "") + message->text.substr(6);
+    } else if (message->text.starts_with("part ")) {
+      if (hosted.more_parts.size() < kMostParts) hosted.more_parts += message->text.substr(5);
     } else if (message->text.starts_with("failed ")) {
       hosted.said = message->text.substr(7);
     }

@@ -51,6 +51,22 @@ Pool::Impl::Impl(const PoolOptions& options, observe::Log log, observe::Registry
   wake();
 }
 
+void Pool::Impl::count_in(Ticket& ticket) {
+  auto& tenant = *tenants_[size_t(ticket.tenant)];
+  ticket.counted = true;
+  ++waiting_;
+  ++tenant.waiting;
+  tenant.waiting_bytes += ticket.bytes;
+}
+
+// Before its answer leaves: whoever then asks for the next thing finds room for it.
+void Pool::Impl::count_out(const Ticket& ticket) {
+  if (!ticket.counted) return;
+  auto& tenant = *tenants_[size_t(ticket.tenant)];
+  --tenant.waiting;
+  tenant.waiting_bytes -= ticket.bytes;
+}
+
 // Everything but whether the request fits the model, which was looked at before.
 void Pool::Impl::admit(const TicketPtr& ticket) {
   auto& tenant = *tenants_[size_t(ticket->tenant)];
@@ -64,11 +80,15 @@ void Pool::Impl::admit(const TicketPtr& ticket) {
   };
   if (tenant.waiting >= size_t(tenant.config.max_queue))
     beyond(cat(tenant.waiting, " requests waiting, of at most ", tenant.config.max_queue));
+  // Its answer lies in memory until it is written.
+  const auto& seen = ticket->model->seen;
+  if (const auto known = seen.find(ticket->model->seen_as(ticket->shape_key)); known != seen.end())
+    ticket->bytes += known->second.out * uint64_t(ticket->rows);
   // One alone is taken: it would never be smaller.
   const uint64_t bytes = tenant.waiting_bytes + ticket->bytes;
   if (tenant.waiting > 0 && bytes > options_.max_queue_bytes)
-    beyond(cat(bytes, " bytes waiting with this request, of at most ", options_.max_queue_bytes,
-               "; serve.max_queue_mb makes it more"));
+    beyond(cat(bytes, " bytes of requests and answers waiting with this one, of at most ",
+               options_.max_queue_bytes, "; serve.max_queue_mb makes it more"));
   if (ticket->model->given_up) throw Refused{unhealthy(*ticket->model)};
   if (ticket->model->facts->stateful) {
     join_sequence(*ticket);
@@ -179,29 +199,29 @@ void Pool::Impl::answer(const TicketPtr& ticket, Outcome outcome, Outbox& outbox
       }
   }
   count(*ticket);
-  if (ticket->stream.empty())
-    outbox.answers.push_back(ticket);
-  else
-    outbox.streams.push_back(ticket->stream);
+  if (!ticket->stream.empty()) return outbox.streams.push_back(ticket->stream);
+  count_out(*ticket);
+  outbox.answers.push_back(ticket);
 }
 
 void Pool::Impl::send(Outbox& outbox) {
   for (const auto& line : outbox.lines) line(log_);
-  for (auto& [on_text, text] : outbox.texts) on_text(text);
+  for (auto& text : outbox.texts) text.on_text(text.text);
+  if (!outbox.texts.empty()) {
+    const MutexLock lock(mutex_);
+    for (const auto& text : outbox.texts)
+      if (--text.ticket->texts == 0 && !text.ticket->stream.empty())
+        outbox.streams.push_back(text.ticket->stream);
+  }
   const auto deliver = [&](const TicketPtr& ticket) {
     const auto on_answer = std::move(ticket->on_answer);
     on_answer(std::move(ticket->answer));
     const MutexLock lock(mutex_);
     ticket->on_answer = nullptr;
     ticket->on_text = nullptr;
-    if (ticket->model) {
-      auto& tenant = *tenants_[size_t(ticket->tenant)];
-      --tenant.waiting;
-      tenant.waiting_bytes -= ticket->bytes;
-      --waiting_;
-      --ticket->model->in_flight;
-      changed_.notify_all();
-    }
+    if (ticket->counted) --waiting_;
+    if (ticket->model) --ticket->model->in_flight;
+    changed_.notify_all();
   };
   for (const auto& ticket : outbox.answers) deliver(ticket);
   for (const auto& name : outbox.streams) {
@@ -212,10 +232,12 @@ void Pool::Impl::send(Outbox& outbox) {
         const auto stream = streams_.find(name);
         if (stream == streams_.end() || (stream->second.delivering && !mine)) break;
         auto& order = stream->second.order;
-        mine = stream->second.delivering = !order.empty() && order.front()->answered;
+        mine = stream->second.delivering =
+            !order.empty() && order.front()->answered && order.front()->texts == 0;
         if (mine) {
           next = order.front();
           order.pop_front();
+          count_out(*next);
         } else {
           if (order.empty()) streams_.erase(stream);
           break;
@@ -261,16 +283,31 @@ void Pool::Impl::check_owners(const std::vector<TenantConfig>& tenants) const {
   }
 }
 
-// Requests for which there is no device any more.
+// Requests for which there is no device any more, and sequences on one that is another's now.
 void Pool::Impl::answer_stranded(Outbox& outbox) {
+  const auto is_lost = [&](const Sequence& sequence) {
+    return !may_use(sequence.tenant, *sequence.hosted->seat);
+  };
   std::vector<TicketPtr> stranded;
   for (size_t i = 0; i < tenants_.size(); ++i)
-    for (const auto& [model, queue] : tenants_[i]->queues)
-      if (std::ranges::none_of(model->hosted,
-                               [&](const auto& one) { return may_use(int(i), *one->seat); }))
-        for (const auto& [key, ticket] : queue) stranded.push_back(ticket);
+    for (const auto& [model, queue] : tenants_[i]->queues) {
+      const bool none = std::ranges::none_of(
+          model->hosted, [&](const auto& one) { return may_use(int(i), *one->seat); });
+      for (const auto& [key, ticket] : queue)
+        if (none || (ticket->sequence && is_lost(*ticket->sequence))) stranded.push_back(ticket);
+    }
   for (const auto& ticket : stranded)
-    answer(ticket, {Status::Unavailable, "its tenant has no devices any more"}, outbox);
+    answer(ticket,
+           {Status::Unavailable,
+            ticket->sequence ? "the device of its sequence is another tenant's now; begin it anew"
+                             : "its tenant has no devices any more"},
+           outbox);
+  for (const auto& [key, model] : models_)
+    std::erase_if(model->sequences, [&](const auto& entry) {
+      if (!is_lost(*entry.second)) return false;
+      model->leave(*entry.second);
+      return true;
+    });
 }
 
 Pool::Pool(const PoolOptions& options, observe::Log log, observe::Registry& metrics)
@@ -342,7 +379,7 @@ void Pool::set_tenants(const std::vector<TenantConfig>& given) {
             &metrics.counter("yoke_tenant_borrowed_seconds_total",
                              "Device time taken while its guarantee was used up.", labels);
         tenant->requests =
-            &metrics.counter("yoke_tenant_requests_total", "Requests that were answered.", labels);
+            &metrics.counter("yoke_tenant_requests_total", "Answers of models.", labels);
         tenant->refusals =
             &metrics.counter("yoke_tenant_refused_total", "Requests beyond its bound.", labels);
         tenant->pending =
@@ -389,6 +426,8 @@ Pool::TicketPtr Pool::submit(Request request, int tenant, OnAnswer on_answer, On
       model = impl.find(request.model, request.version);
       if (model) facts = model->facts;
       if (model) ++model->in_flight;  // it stays while this is looked at
+      if (!model && impl.find_coming(request.model, request.version))
+        refuse(Status::Unavailable, "model '", request.model, "' is not ready yet");
     }
     if (!model)
       refuse(Status::NotFound, "there is no model '", request.model, "'",
@@ -408,6 +447,7 @@ Pool::TicketPtr Pool::submit(Request request, int tenant, OnAnswer on_answer, On
     if (bytes > impl.options_.slab_bytes / 2)
       refuse(Status::TooLarge, "model '", request.model, "': a row has ", bytes,
              " bytes, of at most ", impl.options_.slab_bytes / 2, "; serve.slab_mb makes it more");
+    ticket->bytes = std::max(ticket->bytes, request.held_bytes);
     ticket->shape_key = shape_key(request, *facts);
   } catch (Refused& why) {
     refused = std::move(why.outcome);
@@ -433,9 +473,7 @@ Pool::TicketPtr Pool::submit(Request request, int tenant, OnAnswer on_answer, On
         impl.deadlines_.emplace(*ticket->deadline, ticket);
         impl.look_by(*ticket->deadline);
       }
-      ++impl.waiting_;
-      ++impl.tenants_[size_t(tenant)]->waiting;
-      impl.tenants_[size_t(tenant)]->waiting_bytes += ticket->bytes;
+      impl.count_in(*ticket);
       if (!ticket->stream.empty()) impl.streams_[ticket->stream].order.push_back(ticket);
       impl.enqueue(ticket);
       if (when == When::Now) impl.pump();
@@ -449,7 +487,14 @@ Pool::TicketPtr Pool::submit(Request request, int tenant, OnAnswer on_answer, On
         const auto status = why.outcome.status;
         if (status == Status::Exhausted || status == Status::Unavailable) model->rejected->add();
       }
-      if (!ticket->stream.empty()) impl.streams_[ticket->stream].order.push_back(ticket);
+      // Behind others of its stream it counts as they do; beyond the bound it is told at once.
+      ticket->bytes = 0;
+      const auto& asks = *impl.tenants_[size_t(tenant)];
+      if (asks.waiting >= size_t(asks.config.max_queue)) ticket->stream.clear();
+      if (!ticket->stream.empty()) {
+        impl.count_in(*ticket);
+        impl.streams_[ticket->stream].order.push_back(ticket);
+      }
       impl.answer(ticket, std::move(why.outcome), outbox);
     }
   }

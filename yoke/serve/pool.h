@@ -108,6 +108,9 @@ struct PoolView {
   std::vector<TenantView> tenants = {};
 };
 
+// A request that did not come as far as a model.
+void count_refused(observe::Registry& metrics, Status status);
+
 class Pool {
  public:
   // A request on its way.

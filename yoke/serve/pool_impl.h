@@ -66,9 +66,13 @@ class Pool::Ticket {
   uint64_t row_key = 0;                                     // of its first row in slabs
   bool alone = false;  // was in a worker that died: not with others again
   bool queued = false, answered = false;
+  bool counted = false;        // among those of its tenant without an answer
   std::string shape_key = {};  // requests with the same may share a batch
   std::string stream = {};
   size_t text_seen = 0;
+  int texts = 0;  // pieces on their way: the answer follows them
+  // Where it failed, as others did before it: it is tried elsewhere, which tells whose fault it is.
+  std::shared_ptr<Hosted> doubts = {};
   std::shared_ptr<Sequence> sequence = {};  // of a model with state
   Answer answer = {};
 };
@@ -118,10 +122,13 @@ struct Hosted : std::enable_shared_from_this<Hosted> {
   std::unique_ptr<Replica> worker = {};
   enum class State { Starting, Ready, Dead } state = State::Dead;
   Time since = {}, start_at = {};
-  int restarts = 0, quick_deaths = 0, failures = 0;  // failures: of batches, in a row
-  std::set<int> failed_for = {};                     // tenants of those failures
-  std::string said = {};                             // why it ends
-  std::string parts = {};                            // what it tells of its parts, as JSON
+  int restarts = 0, quick_deaths = 0;
+  int failures = 0;               // of batches, in a row
+  int guilt = 0;                  // of those, what worked elsewhere
+  std::set<int> failed_for = {};  // tenants of those failures
+  std::string said = {};          // why it ends
+  std::string parts = {};         // what it tells of its parts, as JSON
+  std::string more_parts = {};    // as far as they have come
   int next_slab = 0;
   std::array<bool, Channel::kSlabs> used = {};
   uint64_t batches = 0, rows = 0;
@@ -129,7 +136,7 @@ struct Hosted : std::enable_shared_from_this<Hosted> {
   size_t sequences = 0;
 };
 
-// A device of the pool, or one of the parts it was cut into.
+// A device of the pool, or one of the parts it was cut into. It is there as long as a model is.
 struct Seat {
   std::string name = {};
   int owner = -1;  // the tenant that has it for itself
@@ -143,6 +150,9 @@ struct Seat {
   }
 };
 
+// Of its metrics, which go with it.
+observe::Labels labels_of(const Hosted& hosted);
+
 struct Model {
   ModelConfig config = {};
   ModelState state = ModelState::Loading;
@@ -150,10 +160,16 @@ struct Model {
   std::shared_ptr<const Facts> facts = {};
   ModelStats stats = {};
   double row_ns = 1e6;  // what a row costs, lately
-  struct Longest {
-    double batch = 0, row = 0;  // nanoseconds
+  struct Seen {
+    double batch_ns = 0, row_ns = 0;  // the longest
+    uint64_t out = 0;                 // bytes of a row's outputs, the most
+    uint32_t fit = UINT32_MAX;        // rows whose outputs have room together
   };
-  std::map<std::string, Longest> longest = {};  // by shape
+  std::map<std::string, Seen> seen = {};  // by shape
+  const std::string& seen_as(const std::string& shape_key) const {
+    static const std::string kAll;
+    return one_shape ? kAll : shape_key;
+  }
   bool one_shape = false, given_up = false;
   bool awaited = false;  // the pool is not ready before it is
   size_t in_flight = 0;  // requests without an answer
@@ -201,7 +217,12 @@ struct Outbox {
   std::vector<std::function<void(const observe::Log&)>> lines = {};
   std::vector<TicketPtr> answers = {};
   std::vector<std::string> streams = {};
-  std::vector<std::pair<OnText, std::string>> texts = {};
+  struct Text {
+    TicketPtr ticket;
+    OnText on_text;
+    std::string text;
+  };
+  std::vector<Text> texts = {};
 };
 
 class Pool::Impl {
@@ -231,6 +252,8 @@ class Pool::Impl {
   std::optional<Time> retry_at_;  // when a tenant at its limit may go on
 
   // pool.cpp
+  void count_in(Ticket& ticket);
+  void count_out(const Ticket& ticket);
   void admit(const TicketPtr& ticket);                    // throws Refused
   void join_sequence(Ticket& ticket);                     // likewise
   Hosted& place_of_sequence(const Ticket& ticket) const;  // likewise
@@ -246,6 +269,7 @@ class Pool::Impl {
   const Model* awaited() const;  // one that is not ready yet
   void place(const std::shared_ptr<Model>& model);
   std::shared_ptr<Model> find(const std::string& name, const std::string& version) const;
+  std::shared_ptr<Model> find_coming(const std::string& name, const std::string& version) const;
 
   // pool_view.cpp
   void count(const Ticket& ticket);
@@ -256,6 +280,7 @@ class Pool::Impl {
   void pump();
   bool may_use(int tenant, const Seat& seat) const;
   bool may_try(const Model& model) const;
+  bool may_go_elsewhere(const Ticket& ticket, const Hosted& from) const;
   TicketPtr next_of(int tenant, const Seat& seat, const Batch* with) const;
   bool fill(Seat& seat, BatchPtr batch);
   BatchPtr open_batch(Seat& seat, const Ticket& first);
@@ -285,11 +310,15 @@ class Pool::Impl {
   // done.cpp
   void promote(Seat& seat);
   void take_done(Outbox& outbox);
-  static void check_header(SlabHeader& header);
+  static void check_header(const Batch& batch);
   static std::vector<std::string> copy_outputs(const Batch& batch, const Entry& entry);
   void take_rows(const Batch& batch, Entry& entry, std::vector<std::string> outputs,
                  Outbox& outbox);
   void take_text(const Batch& batch, Outbox& outbox);
+  bool try_elsewhere(const Batch& batch, Entry& entry);
+  void judge(Ticket& ticket, bool works);
+  static void eject(Hosted& hosted, const std::string& why);
+  static void learn(const Batch& batch, Duration time);
   void account(const Batch& batch);
   void free_slab(const Batch& batch);
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Workers that die, fail or lie, and what becomes of their requests.
+#include <signal.h>
 #include <unistd.h>
 
 #include "yoke/serve/channel.h"
@@ -21,6 +22,23 @@ TEST(PoolLivesMultiproc, DoesNotTryAgainWhatAnImpureModelHadBegun) {
             "own state or mix rows");
   EXPECT_TRUE(all[1][0].outcome.ok()) << "it had not begun this one";
   EXPECT_EQ(bench.pool.view().replicas[0].restarts, 1);
+}
+
+TEST(PoolLivesMultiproc, FindsADeadWorkerAtOnceAndChargesNobodyForWhatWasLost) {
+  Bench bench("stand-in:ms=800", "cpu:1", 1, true, {}, std::chrono::minutes(5));
+  Answers answers;
+  bench.pool.submit(row_of(1), 0, answers.next());
+  const auto first = [&] { return bench.pool.view().replicas[0]; };
+  wait_until([&] { return first().computing == 1; });
+  std::this_thread::sleep_for(milliseconds(500));
+  const Time killed = SteadyClock().now();
+  ::kill(first().pid, SIGKILL);
+  wait_until([&] { return first().restarts == 1; });
+  EXPECT_LT(SteadyClock().now() - killed, milliseconds(300));
+  EXPECT_EQ(answers.count(Status::Ok), 1u) << "it was tried again";
+  const double charged = bench.pool.view().tenants[0].device_s;
+  EXPECT_GE(charged, 0.8);
+  EXPECT_LT(charged, 1.25) << "with what was lost it would be 1.3";
 }
 
 // Not a test of its own: a worker that gives the rows of its first batch to another owner.
@@ -145,15 +163,47 @@ TEST(PoolLives, ReplacesAWorkerThatFailsAgainAndAgainAsOthersDoNot) {
   wait_until([&] { return gate.num_held() == 2; });
   gate.open();
   EXPECT_EQ(answers.count(Status::Ok), 1u);
-  for (int i = 0; i < 7; ++i) ask(i, 1), answers.wait();  // to the first replica, which is idle
-  EXPECT_EQ(answers.count(Status::Internal), 8u);
+  for (int i = 0; i < 6; ++i) ask(i, 1), answers.wait();  // to the first replica, which is idle
+  EXPECT_EQ(answers.count(Status::Internal), 7u);
+  for (int i = 0; i < 3; ++i) ask(i, 1), answers.wait();  // which is doubted now
+  EXPECT_EQ(answers.count(Status::Internal), 7u);
   wait_until([&] {
     const auto first = bench.pool.view().replicas[0];
     return first.restarts == 1 && first.state == "ready";
   });
   for (int i = 0; i < 8; ++i) ask(i, 1), answers.wait();
-  EXPECT_EQ(answers.count(Status::Internal), 8u);
+  EXPECT_EQ(answers.count(Status::Internal), 7u);
   EXPECT_EQ(bench.pool.view().replicas[1].restarts, 0);
+}
+
+TEST(PoolLives, KeepsAWorkerThatIsAskedForWhatFailsEverywhere) {
+  Bench bench(watched([](const ReplicaSpec&, const std::vector<float>& rows) {
+                if (rows[0] < 0) fail(Kind::Usage, "a row begins with ", rows[0]);
+              }),
+              {.name = "m", .path = "stand-in:", .devices = "cpu:2", .batch = 1},
+              {{.name = "a"}, {.name = "b"}});
+  Answers answers;
+  for (int i = 0; i < 80; ++i) {
+    bench.pool.submit(row_of(-1), bench.pool.tenant(i % 2 ? "a" : "b"), answers.next());
+    EXPECT_EQ(answers.wait()[size_t(i)][0].outcome.text, "model 'm' failed: a row begins with -1");
+  }
+  bench.pool.submit(row_of(1), bench.pool.tenant("a"), answers.next());
+  EXPECT_EQ(answers.count(Status::Ok), 1u);
+  for (const auto& replica : bench.pool.view().replicas) EXPECT_EQ(replica.restarts, 0);
+}
+
+TEST(PoolLives, SaysOfAPromptThatItCannotBeTaken) {
+  Made model;
+  model.told.has_words = true;
+  model.on_prompt = [] { fail(Kind::Usage, "the prompt is too long"); };
+  Bench bench(made(model), {.name = "m", .devices = "cpu:1"});
+  Answers answers;
+  for (int i = 0; i < 40; ++i) {
+    bench.pool.submit({.model = "m", .prompt = Prompt{.text = "once"}}, 0, answers.next());
+    const auto& outcome = answers.wait()[size_t(i)][0].outcome;
+    EXPECT_EQ(outcome.status, Status::Invalid);
+    EXPECT_EQ(outcome.text, "model 'm': the prompt is too long");
+  }
 }
 
 }  // namespace

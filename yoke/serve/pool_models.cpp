@@ -33,6 +33,14 @@ std::shared_ptr<Model> Pool::Impl::find(const std::string& name, const std::stri
   return best;
 }
 
+std::shared_ptr<Model> Pool::Impl::find_coming(const std::string& name,
+                                               const std::string& version) const {
+  const auto found = std::ranges::find_if(coming_, [&](const auto& model) {
+    return model->config.name == name && (version.empty() || model->config.version == version);
+  });
+  return found == coming_.end() ? nullptr : *found;
+}
+
 void Pool::Impl::place(const std::shared_ptr<Model>& model) {
   const auto devices = topo::parse_devices(model->config.devices, options_.host);
   const size_t count = model->config.replicas > 0 ? size_t(model->config.replicas) : devices.size();

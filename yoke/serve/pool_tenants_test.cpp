@@ -118,6 +118,30 @@ TEST(PoolTenants, LeavePlacesForSequencesOfOthers) {
   EXPECT_TRUE(begin("a", 600).ok()) << "nobody else is there";
 }
 
+TEST(PoolTenants, LoseSequencesOnADeviceThatIsAnothersNow) {
+  Gate gate;
+  Bench bench(watched([&](const ReplicaSpec&, const std::vector<float>& rows) { gate.pass(rows); }),
+              {.name = "m", .path = "stand-in:", .devices = "cpu:2", .stateful = true},
+              {{.name = "a"}, {.name = "b"}});
+  Answers answers;
+  const auto ask = [&](float value, const char* sequence, bool start = false) {
+    bench.pool.submit(row_of(value, {.sequence = sequence, .sequence_start = start}),
+                      bench.pool.tenant("a"), answers.next());
+  };
+  ask(kHeld, "first", true), ask(1, "first"), ask(1, "first");  // the last one waits for a batch
+  ask(1, "second", true);
+  wait_until([&] { return gate.num_held() == 1; });
+  bench.pool.set_tenants({{.name = "a"}, {.name = "b", .devices = "cpu"}});
+  gate.open();
+  EXPECT_EQ(answers.wait()[2][0].outcome.text,
+            "the device of its sequence is another tenant's now; begin it anew");
+  ask(1, "second"), ask(1, "first");
+  EXPECT_TRUE(answers.wait()[4][0].outcome.ok());
+  EXPECT_EQ(answers.wait()[5][0].outcome.status, Status::Invalid);
+  ask(1, "first", true);
+  EXPECT_TRUE(answers.wait()[6][0].outcome.ok());
+}
+
 TEST(PoolTenants, AreListedWithWhatTheyUsedWhenTheyAreGone) {
   Bench bench("stand-in:ms=1", "cpu:1", 1, false, {{.name = "a"}, {.name = "idle"}});
   Answers answers;

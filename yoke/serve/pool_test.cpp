@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <set>
+#include <sstream>
 
 #include "yoke/base/rng.h"
 
@@ -143,6 +144,15 @@ TEST(Pool, RefusesMoreTensorsThanABatchHasPlacesFor) {
   EXPECT_EQ(all[1][0].outcome.text, "model 'm': wanted at most 64 outputs, got 65");
 }
 
+TEST(Pool, RefusesASequenceThatNoNameCanBe) {
+  Bench bench(Bench::options(),
+              {.name = "m", .path = "stand-in:", .devices = "cpu:1", .stateful = true});
+  Answers answers;
+  for (const auto& name : {std::string("a\0x", 3), std::string(201, 'a')})
+    bench.pool.submit(row_of(1, {.sequence = name, .sequence_start = true}), 0, answers.next());
+  EXPECT_EQ(answers.count(Status::Invalid), 2u);
+}
+
 TEST(Pool, WantsSizesOfOneNameToBeEqual) {
   Bench bench(Bench::options(), {.name = "m",
                                  .path = "stand-in:",
@@ -278,7 +288,7 @@ TEST(Pool, MovesWhatIsStagedToADeviceThatFallsIdleSooner) {
 
 TEST(Pool, RefusesBeyondTheBytesThatATenantMayHaveWaiting) {
   auto options = Bench::options();
-  options.max_queue_bytes = 40;  // a row has 16
+  options.max_queue_bytes = 80;  // a row has 16, and its answer
   Bench bench(options, {.name = "m", .path = "stand-in:ms=50", .devices = "cpu:1", .batch = 8},
               {{.name = "a"}, {.name = "b"}});
   Answers answers;
@@ -289,8 +299,8 @@ TEST(Pool, RefusesBeyondTheBytesThatATenantMayHaveWaiting) {
   EXPECT_TRUE(all[0][0].outcome.ok() && all[1][0].outcome.ok());
   EXPECT_EQ(all[2][0].outcome.status, Status::Exhausted);
   EXPECT_EQ(all[2][0].outcome.text,
-            "tenant 'a' has 48 bytes waiting with this request, of at most 40; serve.max_queue_mb "
-            "makes it more");
+            "tenant 'a' has 96 bytes of requests and answers waiting with this one, of at most 80; "
+            "serve.max_queue_mb makes it more");
   EXPECT_GE(all[2][0].outcome.retry_after, 1);
   EXPECT_TRUE(all[3][0].outcome.ok()) << "one alone would be refused for ever";
   const auto waits = [](const TenantView& tenant) { return tenant.waiting > 0; };
@@ -609,6 +619,189 @@ TEST(Pool, KeepsNothingOfAModelThatIsGone) {
   while (!facts.expired() && SteadyClock().now() < kSoon)
     std::this_thread::sleep_for(milliseconds(1));
   EXPECT_TRUE(facts.expired());
+  const auto view = bench.pool.view();
+  EXPECT_EQ(view.devices, 0);
+  EXPECT_TRUE(view.ready) << "nothing is to be served";
+  std::ostringstream metrics;
+  bench.metrics.write_prometheus(metrics);
+  EXPECT_EQ(metrics.str().find("replica=\""), std::string::npos) << metrics.str();
+}
+
+TEST(Pool, CountsWhatKeepsARequestInMemory) {
+  Gate gate;
+  auto options =
+      watched([&](const ReplicaSpec&, const std::vector<float>& rows) { gate.pass(rows); });
+  options.max_queue_bytes = 1000;
+  Bench bench(options, {.name = "m", .path = "stand-in:", .devices = "cpu:1"});
+  Answers answers;
+  for (const uint64_t bytes : {600, 300, 300}) {
+    auto request = row_of(kHeld);
+    request.held_bytes = bytes;
+    bench.pool.submit(std::move(request), 0, answers.next());
+  }
+  gate.open();
+  const auto& all = answers.wait();
+  EXPECT_TRUE(all[1][0].outcome.ok());
+  EXPECT_EQ(
+      all[2][0].outcome.text,
+      "tenant 'default' has 1248 bytes of requests and answers waiting with this one, of at most "
+      "1000; "
+      "serve.max_queue_mb makes it more");
+}
+
+TEST(Pool, CountsTheAnswersThatAreExpected) {
+  Made model;
+  model.told.batch = 8;
+  model.on_run = [](const Call& call, Outputs& outputs) {
+    outputs.add(Type::Fp32, {call.inputs[0].shape[0], 1000});
+  };
+  for (const bool told : {true, false}) {
+    if (told) model.told.outputs = {plan::parse_port("y:FP32[-1,1000]")};
+    if (!told) model.told.outputs = {};
+    auto options = made(model);
+    options.max_queue_bytes = 9000;  // two rows, with their answers
+    Bench bench(options, {.name = "m", .devices = "cpu:1"});
+    Answers answers;
+    bench.pool.submit(row_of(1), 0, answers.next());
+    answers.wait();
+    bench.pool.submit(request_of({{1}, {2}}), 0, answers.next(), {}, Pool::When::Later);
+    bench.pool.submit(row_of(3), 0, answers.next(), {}, Pool::When::Later);
+    bench.pool.dispatch();
+    const auto& all = answers.wait();
+    EXPECT_TRUE(all[1][0].outcome.ok()) << all[1][0].outcome.text;
+    EXPECT_EQ(all[2][0].outcome.text,
+              "tenant 'default' has 12048 bytes of requests and answers waiting with this one, of "
+              "at most 9000; serve.max_queue_mb makes it more");
+  }
+}
+
+TEST(Pool, ComputesFewerRowsAtOnceWhereTheirOutputsHaveNoRoom) {
+  std::atomic<int64_t> most = 0, calls = 0;
+  std::atomic<size_t> each = 1 << 20;  // bytes of a row's output; of a slab there are 4 MiB
+  Made model;
+  model.on_run = [&](const Call& call, Outputs& outputs) {
+    const int64_t rows = call.inputs[0].shape[0];
+    ++calls;
+    for (int64_t i = 0; i < rows; ++i) {
+      float first = 0;
+      std::memcpy(&first, call.inputs[0].data + 16 * i, sizeof(first));
+      if (first < 0) fail(Kind::Usage, "a row begins with ", first);
+    }
+    const auto out = outputs.add(Type::Fp32, {rows, int64_t(each / 4)});
+    for (int64_t i = 0; i < rows; ++i)
+      std::memcpy(&out[size_t(i) * each], call.inputs[0].data + 16 * i, sizeof(float));
+    most = std::max<int64_t>(most, rows);
+  };
+  Bench bench(made(model), {.name = "m", .devices = "cpu:1"});
+  const auto ask = [&](const std::vector<std::array<float, 4>>& rows) {
+    Answers answers;
+    bench.pool.submit(request_of(rows), 0, answers.next());
+    auto answer = answers.wait()[0][0];
+    if (answer.outcome.ok()) {
+      const auto values = floats(answer);
+      EXPECT_EQ(values.size(), rows.size() * each / 4);
+      for (size_t i = 0; i < rows.size(); ++i) EXPECT_EQ(values[i * each / 4], rows[i][0]);
+    }
+    return answer.outcome;
+  };
+  const std::vector<std::array<float, 4>> eight{{1}, {2}, {3}, {4}, {5}, {6}, {7}, {8}};
+  EXPECT_TRUE(ask(eight).ok());
+  EXPECT_EQ(most, 3);
+  calls = 0;
+  EXPECT_TRUE(ask(eight).ok());
+  EXPECT_EQ(calls, 3) << "it knows by now";
+  each = 3 << 20;
+  EXPECT_TRUE(ask(eight).ok());
+  EXPECT_EQ(ask({{1}, {-2}, {3}}).text, "model 'm' failed: a row begins with -2");
+  each = 5 << 20;
+  EXPECT_EQ(ask({{1}}).text,
+            "model 'm' failed: the model's outputs take more than the 4 MiB that there are; "
+            "serve.slab_mb makes it more");
+  EXPECT_EQ(bench.pool.view().replicas[0].restarts, 0);
+}
+
+TEST(Pool, SaysOfAModelThatIsOnItsWayThatItIsNotReady) {
+  Gate gate;
+  auto options = Bench::options();
+  options.workers.open = [&](const ReplicaSpec& spec) {
+    if (spec.path == "stand-in:ms=0") gate.pass({kHeld});
+    return open_stand_in(spec);
+  };
+  Bench bench(options, {.name = "m", .path = "stand-in:", .devices = "cpu:1"});
+  bench.pool.load({.name = "n", .path = "stand-in:ms=0", .devices = "cpu:1"});
+  Answers answers;
+  auto request = row_of(1);
+  request.model = "n";
+  bench.pool.submit(request, 0, answers.next());
+  EXPECT_EQ(answers.wait()[0][0].outcome.status, Status::Unavailable);
+  EXPECT_EQ(answers.wait()[0][0].outcome.text, "model 'n' is not ready yet");
+  EXPECT_EQ(bench.pool.find("n", "")->state, ModelState::Loading);
+  EXPECT_FALSE(bench.pool.find("o", ""));
+  gate.open();
+  bench.pool.wait_ready(seconds(60));
+  bench.pool.submit(request, 0, answers.next());
+  EXPECT_EQ(answers.count(Status::Ok), 1u);
+}
+
+TEST(Pool, HearsAllOfWhatAWorkerTellsOfItsParts) {
+  Made model;
+  model.parts = cat("[\"", std::string(300'000, 'x'), "\"]");  // more than a message has
+  model.on_run = [](const Call& call, Outputs& outputs) {
+    outputs.add(Type::Fp32, call.inputs[0].shape);
+  };
+  Bench bench(made(model), {.name = "m", .devices = "cpu:1"});
+  for (int i = 0; i < 2; ++i) {
+    Answers answers;
+    bench.pool.submit(row_of(1), 0, answers.next());
+    answers.wait();
+    wait_until([&] { return bench.pool.view().replicas[0].parts == model.parts; });
+  }
+}
+
+TEST(Pool, CountsRefusalsThatWaitForTheirTurn) {
+  Gate gate;
+  Bench bench(watched([&](const ReplicaSpec&, const std::vector<float>& rows) { gate.pass(rows); }),
+              {.name = "m", .path = "stand-in:", .devices = "cpu:1"},
+              {{.name = "a", .max_queue = 3}});
+  const int a = bench.pool.tenant("a");
+  Answers answers;
+  bench.pool.submit(row_of(kHeld, {.stream = "s"}), a, answers.next());
+  for (int i = 0; i < 4; ++i) {
+    auto wrong = row_of(1, {.stream = "s"});
+    wrong.inputs[0].shape = {4};
+    bench.pool.submit(std::move(wrong), a, answers.next());
+  }
+  EXPECT_EQ(bench.pool.view().tenants[0].waiting, 3u);
+  gate.open();
+  EXPECT_EQ(answers.order(), (std::vector<size_t>{3, 4, 0, 1, 2}));
+  EXPECT_EQ(answers.count(Status::Invalid), 4u);
+  wait_until([&] { return bench.pool.view().tenants[0].waiting == 0; });
+}
+
+TEST(Pool, AnswersAfterTheLastPieceOfAText) {
+  Made model;
+  model.told.has_words = true;
+  std::promise<void> began;
+  model.on_prompt = [] {};
+  Bench bench(made(model), {.name = "m", .devices = "cpu:1"});
+  Answers answers;
+  std::string order;
+  bench.pool.submit(
+      {.model = "m", .parameters = {.stream = "s"}, .prompt = Prompt{.text = "once"}}, 0,
+      [&, then = answers.next()](Answer answer) {
+        order += "answer";
+        then(std::move(answer));
+      },
+      [&](std::string_view) {
+        began.get_future().wait();
+        order += "text ";
+      });
+  // What is refused while the text is on its way goes behind it.
+  wait_until([&] { return bench.pool.view().replicas[0].batches == 1; });
+  bench.pool.submit({.model = "none", .parameters = {.stream = "s"}}, 0, answers.next());
+  began.set_value();
+  EXPECT_EQ(answers.order(), (std::vector<size_t>{0, 1}));
+  EXPECT_EQ(order, "text answer");
 }
 
 TEST(PoolMultiproc, HoldsNobodyUpWhileItLogs) {

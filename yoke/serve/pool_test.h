@@ -147,7 +147,9 @@ struct Made final : Runner {
   Facts told = {.platform = "made", .inputs = {plan::parse_port("x:FP32[-1,4]")}, .batch = 8};
   std::function<void(const Call& call, Outputs& outputs)> on_run = {};
   std::function<void()> on_prompt = {};
+  std::string parts = {};
   const Facts& facts() const override { return told; }
+  std::string breakdown() const override { return parts; }
   void run(const Call& call, Outputs& outputs) override {
     if (on_run) on_run(call, outputs);
   }

@@ -19,12 +19,19 @@ const char* to_text(ModelState state) {
   return kTexts[size_t(state)];
 }
 
+void count_refused(observe::Registry& metrics, Status status) {
+  metrics
+      .counter("yoke_refused_requests_total", "Requests that no model was asked for, by status.",
+               {{"status", status_name(status)}})
+      .add();
+}
+
 void Pool::Impl::count(const Ticket& ticket) {
   auto& tenant = *tenants_[size_t(ticket.tenant)];
   const auto status = ticket.answer.outcome.status;
   const Duration total = clock_.now() - ticket.arrival;
   if (status == Status::Exhausted) ++tenant.refused, tenant.refusals->add();
-  if (!ticket.model) return;
+  if (!ticket.model) return count_refused(metrics_, status);
   auto& model = *ticket.model;
   if (status == Status::Ok) {
     model.stats.success.add(total);
@@ -83,7 +90,7 @@ ModelView Pool::Impl::view_of(const Model& model) const {
 
 bool Pool::ready() const {
   const MutexLock lock(impl_->mutex_);
-  if (!impl_->accepting_ || impl_->models_.empty()) return false;
+  if (!impl_->accepting_) return false;
   const auto first = std::ranges::none_of(impl_->coming_, [&](const auto& model) {
     return model->awaited && !impl_->models_.contains(model->key());  // else it goes on meanwhile
   });
@@ -94,7 +101,8 @@ bool Pool::ready() const {
 
 std::optional<ModelView> Pool::find(const std::string& name, const std::string& version) const {
   const MutexLock lock(impl_->mutex_);
-  const auto model = impl_->find(name, version);
+  auto model = impl_->find(name, version);
+  if (!model) model = impl_->find_coming(name, version);
   if (!model) return std::nullopt;
   return impl_->view_of(*model);
 }
@@ -102,6 +110,12 @@ std::optional<ModelView> Pool::find(const std::string& name, const std::string& 
 std::string Pool::trace() const {
   const MutexLock lock(impl_->mutex_);
   return impl_->trace_.json();
+}
+
+observe::Labels labels_of(const Hosted& hosted) {
+  return {{"replica", std::to_string(hosted.number)},
+          {"model", hosted.model->config.name},
+          {"device", hosted.seat->name}};
 }
 
 PoolView Pool::view() const {
@@ -134,11 +148,8 @@ PoolView Pool::view() const {
                              .busy = hosted->busy,
                              .version = hosted->model->config.version,
                              .parts = hosted->parts});
-    const observe::Labels labels{{"replica", std::to_string(hosted->number)},
-                                 {"model", hosted->model->config.name},
-                                 {"device", hosted->seat->name}};
     const auto gauge = [&](const char* name, const char* help, double value) {
-      impl.metrics_.gauge(name, help, labels).set(value);
+      impl.metrics_.gauge(name, help, labels_of(*hosted)).set(value);
     };
     gauge("yoke_replica_ready", "1 where it takes work.", hosted->state == Hosted::State::Ready);
     gauge("yoke_replica_restarts", "Workers that ended and were replaced.", hosted->restarts);

@@ -58,6 +58,7 @@ struct Request {
   std::optional<Prompt> prompt = {};  // instead of inputs
   std::string traceparent = {};
   std::vector<std::shared_ptr<const void>> holds = {};  // what the tensors' data lies in
+  uint64_t held_bytes = 0;                              // of that, with what else is in it
 };
 
 // Where the time went; all of it in nanoseconds.

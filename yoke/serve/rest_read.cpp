@@ -338,7 +338,10 @@ Request RestReader::read_infer(std::shared_ptr<const std::string> body,
   if (root.at_key("outputs").error() == simdjson::SUCCESS)
     for (const auto output : need_tensors(root, "outputs"))
       read_output(as<dom::object>(output, {"an output"}), request.outputs);
-  if (json.size() < body->size()) request.holds.push_back(std::move(body));
+  if (json.size() < body->size()) {
+    request.held_bytes = body->size();
+    request.holds.push_back(std::move(body));
+  }
   return request;
 }
 

@@ -56,7 +56,8 @@ ordered stats_of(const ModelView& model, const std::vector<ReplicaView>& replica
   ordered parts = ordered::array();
   for (const auto& replica : replicas)
     if (replica.model == model.name && replica.version == model.version && !replica.parts.empty())
-      parts.push_back({{"replica", replica.number}, {"nodes", ordered::parse(replica.parts)}});
+      parts.push_back(
+          {{"replica", replica.number}, {"nodes", ordered::parse(replica.parts, nullptr, false)}});
   ordered told{{"name", model.name},
                {"version", model.version},
                {"last_inference", stats.last_ms},
@@ -106,6 +107,7 @@ Service::Service(const Config& config, const PoolOptions& options, observe::Log 
     : config_(config),
       hooks_(std::move(hooks)),
       log_(std::move(log)),
+      metrics_(metrics),
       tenants_(config.tenants),
       admin_keys_(config.serve.admin_key_sha256),
       access_log_(config.serve.access_log),
@@ -146,12 +148,13 @@ Caller Service::identify(std::string_view key, std::string_view tenant, bool mus
       refuse(Status::Unauthenticated, "whose request this is was not said: wanted the header '",
              config_.serve.trust_tenant_header ? kTenantHeader : kKeyHeader, "'");
     const auto one = std::ranges::find_if(tenants_, open);
-    if (one != tenants_.end()) found = &*one;
+    if (one != tenants_.end() && !unclear) found = &*one;
   }
   if (!found && caller.admin && keys && must_be_tenant && !tenants_.empty())
     refuse(Status::Unauthenticated, "an admin's key is no tenant's: say whose request it is by '",
            kTenantHeader, "'");
   if (!keys) caller.admin = true;  // on this host alone, or told to be insecure
+  caller.known = found || tenants_.empty();
   caller.name = found ? found->name : tenants_.empty() ? "default" : tenants_[0].name;
   try {
     caller.tenant = pool_.tenant(caller.name);
@@ -197,6 +200,7 @@ Pool::TicketPtr Service::submit(Request request, const Caller& caller, const cha
 
 void Service::log_refused(const Outcome& outcome, const RefusedRequest& request,
                           const char* protocol) {
+  count_refused(metrics_, outcome.status);
   if (!access_log_.on()) return;
   Answer answer;
   answer.outcome = outcome;
@@ -253,6 +257,13 @@ std::string Service::model_metadata(const std::string& name, const std::string& 
 std::string Service::model_config(const std::string& name, const std::string& version) const {
   const auto model = need_model(name, version);
   const auto facts = this->facts(name, version);
+  int64_t count = 0;
+  bool on_gpu = false;
+  for (const auto& replica : pool_.view().replicas) {
+    if (replica.model != name || replica.version != model.config.version) continue;
+    ++count;
+    on_gpu = replica.device.starts_with("cuda");
+  }
   ordered config{{"name", name},
                  {"platform", facts->platform},
                  {"backend", "yoke"},
@@ -260,9 +271,7 @@ std::string Service::model_config(const std::string& name, const std::string& ve
                  {"input", config_ports(*facts, facts->inputs)},
                  {"output", config_ports(*facts, facts->outputs)},
                  {"instance_group",
-                  {{{"name", name},
-                    {"count", std::max<int64_t>(model.config.replicas, 1)},
-                    {"kind", model.config.devices.starts_with("cuda") ? "KIND_GPU" : "KIND_CPU"}}}},
+                  {{{"name", name}, {"count", count}, {"kind", on_gpu ? "KIND_GPU" : "KIND_CPU"}}}},
                  {"model_transaction_policy", {{"decoupled", false}}}};
   if (facts->stateful)
     config["sequence_batching"] = ordered::object();
@@ -315,6 +324,9 @@ std::string Service::repository_index(bool only_ready) const {
 }
 
 std::string Service::usage(const Caller& caller) const {
+  if (!caller.admin && !caller.known)
+    refuse(Status::Unauthenticated, "whose usage is asked for was not said: wanted the header '",
+           config_.serve.trust_tenant_header ? kTenantHeader : kKeyHeader, "'");
   ordered list = ordered::array();
   for (const auto& tenant : pool_.view().tenants) {
     if (!caller.admin && tenant.name != caller.name) continue;
@@ -478,7 +490,7 @@ void Service::reload(const Caller& caller) {
   check_admin(caller, "changing the tenants");
   try {
     reload();
-  } catch (const Error& error) {
+  } catch (const std::exception& error) {
     refuse(Status::Invalid, "the tenants stay as they are: ", error.what());
   }
 }

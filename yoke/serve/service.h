@@ -25,6 +25,7 @@ struct Caller {
   int tenant = 0;
   std::string name = {};
   bool admin = false;
+  bool known = false;  // it is clear which tenant it is
 };
 
 // What the service asks of whoever made it.
@@ -57,7 +58,7 @@ class Service {
                          OnAnswer on_answer, OnText on_text = {},
                          Pool::When when = Pool::When::Now);
   void cancel(const Pool::TicketPtr& ticket) { pool_.cancel(ticket); }
-  // A line for what never became a request of the pool.
+  // Counts what never became a request of the pool, with a line in the access log.
   void log_refused(const Outcome& outcome, const RefusedRequest& request, const char* protocol);
 
   bool ready() const;
@@ -106,6 +107,7 @@ class Service {
   const Config config_;
   const ServiceHooks hooks_;
   const observe::Log log_;
+  observe::Registry& metrics_;
   mutable Mutex mutex_;
   std::vector<TenantConfig> tenants_ YOKE_GUARDED_BY(mutex_);
   std::vector<std::string> admin_keys_ YOKE_GUARDED_BY(mutex_);  // their digests

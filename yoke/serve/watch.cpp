@@ -46,11 +46,11 @@ Time Pool::Impl::stuck_at(Batch& batch) const {
     batch.sealed = sealed;
     batch.progress_at = clock_.now();
   }
-  const auto& longest = batch.model->longest;
-  const auto known = longest.find(batch.model->one_shape ? "" : batch.shape_key);
+  const auto known = batch.model->seen.find(batch.model->seen_as(batch.shape_key));
   Duration four = sealed ? kUnknown : Duration::zero();
-  if (known != longest.end() && known->second.batch > 0)
-    four = Duration(int64_t(4 * std::max(known->second.batch, known->second.row * batch.rows)));
+  if (known != batch.model->seen.end() && known->second.batch_ns > 0)
+    four =
+        Duration(int64_t(4 * std::max(known->second.batch_ns, known->second.row_ns * batch.rows)));
   // How long a prompt is says no shape.
   if (sealed && header.is_prompt) four = std::max(four, kUnknown);
   return std::max(batch.at, batch.progress_at) + std::max(options_.stuck_floor, four);
@@ -129,17 +129,13 @@ Time Pool::Impl::look_around(Outbox& outbox) {
     if (busy) return at(now + milliseconds(20)), false;
     for (const auto& hosted : model->hosted) {
       dismiss(*hosted);
-      metrics_
-          .gauge("yoke_replica_ready", "",
-                 {{"replica", std::to_string(hosted->number)},
-                  {"model", model->config.name},
-                  {"device", hosted->seat->name}})
-          .set(0);
+      metrics_.remove(labels_of(*hosted));
       std::erase(hosted->seat->hosted, hosted.get());
       std::erase(all_hosted_, hosted.get());
     }
     model->hosted.clear();
-    count_devices();
+    std::erase_if(seats_, [](const Seat& seat) { return seat.hosted.empty(); });
+    set_owners();  // and counts what is left
     changed_.notify_all();
     return true;
   });

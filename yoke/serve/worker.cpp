@@ -16,6 +16,8 @@
 namespace yoke::serve {
 namespace {
 
+constexpr size_t kMostText = 16 << 10;  // of an error
+
 int64_t now_ns() { return SteadyClock().now().time_since_epoch().count(); }
 
 size_t bytes_of(plan::Type type, const plan::Shape& shape, size_t bytes) {
@@ -39,9 +41,13 @@ class SlabOutputs final : public Outputs {
     if (header.num_outputs == kMaxTensors || shape.size() > kMaxRank)
       fail(Kind::Usage, "the model gives more than ", kMaxTensors,
            " outputs, or one with more than ", kMaxRank, " dimensions");
-    if (at_ + bytes > room_)
+    if (at_ + bytes > room_) {
+      const auto rows = SlabState::of(header.state.load()).rows;
+      const auto part = double(room_ - header.inputs_end) / double(at_ + bytes - header.inputs_end);
+      header.fits = std::max<uint32_t>(1, std::min(rows - 1, uint32_t(double(rows) * part)));
       fail(Kind::Usage, "the model's outputs take more than the ", room_ >> 20,
            " MiB that there are; serve.slab_mb makes it more");
+    }
     auto& place = header.outputs[header.num_outputs++];
     place = {.offset = at_, .bytes = bytes, .type = int32_t(type), .rank = int32_t(shape.size())};
     std::ranges::copy(shape, place.shape.begin());
@@ -95,8 +101,7 @@ class Worker {
       auto& state = slab.header->state;
       state.store(SlabState{Phase::Done, SlabState::of(state.load()).rows}.word());
       tell_router();
-      if (const auto parts = runner_.breakdown(); !parts.empty())
-        send_message(line, "parts " + parts);
+      if (const auto parts = runner_.breakdown(); !parts.empty()) tell_parts(line, parts);
     }
   }
 
@@ -121,6 +126,14 @@ class Worker {
     }
   }
 
+  // In pieces, the last of which says so.
+  static void tell_parts(int line, std::string_view parts) {
+    constexpr size_t kPiece = kMostBytes / 2;
+    for (; parts.size() > kPiece; parts.remove_prefix(kPiece))
+      send_message(line, cat("part ", parts.substr(0, kPiece)));
+    send_message(line, cat("parts ", parts));
+  }
+
   void tell_router() {
     const uint64_t one = 1;
     if (::write(to_router_, &one, sizeof(one)) < 0) return;  // full: it is told already
@@ -130,6 +143,7 @@ class Worker {
     auto& header = *slab.header;
     const auto rows = SlabState::of(header.state.load()).rows;
     header.result = Result::Ok;
+    header.fits = 0;
     header.set_error({});
     std::fill_n(slab.failed, rows, 0);
     std::copy_n(slab.owners, rows, slab.owners_back);
@@ -154,6 +168,10 @@ class Worker {
         generate(slab, call);
       else
         run(slab, call, rows);
+    } catch (const Error& error) {  // of a prompt: it is too long, or none
+      header.result =
+          header.is_prompt && error.kind() == Kind::Usage ? Result::Invalid : Result::Failed;
+      header.set_error(error.what());
     } catch (const std::exception& error) {
       header.result = Result::Failed;
       header.set_error(error.what());
@@ -163,19 +181,32 @@ class Worker {
   }
 
   void run(const Slab& slab, const Call& call, uint32_t rows) {
-    SlabOutputs outputs(slab, channel_.data_bytes());
+    auto& header = *slab.header;
+    const bool apart = header.has_rows != 0 && runner_.facts().pure;
     try {
-      runner_.run(call, outputs);
-      slab.header->computed_at = now_ns();
-      const auto copies = runner_.copies();
-      slab.header->copy_in = copies.in.count();
-      slab.header->copy_out = copies.out.count();
-      slab.header->copies = copies.whole.count();
-      check_rows(slab, rows);
-    } catch (const std::exception&) {
-      if (!slab.header->has_rows || rows < 2 || !runner_.facts().pure) throw;
-      by_halves(slab, call, rows);
+      try {
+        run_whole(slab, call, rows);
+      } catch (const std::exception&) {
+        if (!apart || rows < 2 || header.fits > 0) throw;
+        by_halves(slab, call, rows);
+      }
+    } catch (const std::exception& error) {
+      if (!apart || header.fits == 0) throw;
+      header.result = Result::TooMany;
+      header.set_error(error.what());
     }
+  }
+
+  void run_whole(const Slab& slab, const Call& call, uint32_t rows) {
+    auto& header = *slab.header;
+    SlabOutputs outputs(slab, channel_.data_bytes());
+    runner_.run(call, outputs);
+    header.computed_at = now_ns();
+    const auto copies = runner_.copies();
+    header.copy_in = copies.in.count();
+    header.copy_out = copies.out.count();
+    header.copies = copies.whole.count();
+    check_rows(slab, rows);
   }
 
   static void check_rows(const Slab& slab, uint32_t rows) {
@@ -292,9 +323,9 @@ void run_worker(net::Descriptor line, const OpenRunner& open) {
     send_message(line.get(), "ready " + to_json(runner->facts()));
     Worker(*runner, channel, hello->files[1].get()).loop(line.get());
   } catch (const std::exception& error) {
-    send_message(line.get(), std::string("failed ") + error.what());
+    send_message(line.get(), cat("failed ", std::string_view(error.what()).substr(0, kMostText)));
   } catch (const Fatal& fatal) {
-    send_message(line.get(), "failed " + fatal.text);
+    send_message(line.get(), cat("failed ", std::string_view(fatal.text).substr(0, kMostText)));
     (void)runner.release();  // what an error of a GPU has left cannot be taken apart in order
   }
 }

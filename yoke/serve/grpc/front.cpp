@@ -97,6 +97,15 @@ struct GrpcFront::Impl final : inference::GRPCInferenceService::CallbackService 
     // Else a second server on the same port would get some of the calls, and nobody notice.
     builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
     builder.SetMaxReceiveMessageSize(int(std::min<int64_t>(options.max_body_bytes, INT32_MAX)));
+    builder.SetResourceQuota(grpc::ResourceQuota("yoke").Resize(
+        std::max(options.max_unread_bytes, size_t(2 * options.max_body_bytes))));
+    // Whoever is gone without a word is asked, and a connection that nobody uses is closed.
+    const auto ms = [](Duration time) {
+      return int(std::clamp<int64_t>(time.count() / 1'000'000, 1000, INT32_MAX));
+    };
+    builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, ms(options.idle));
+    builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, ms(options.idle));
+    builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, ms(10 * options.idle));
     builder.RegisterService(this);
     builder.RegisterCallbackGenericService(&unserved);
     server = builder.BuildAndStart();
@@ -159,14 +168,14 @@ struct GrpcFront::Impl final : inference::GRPCInferenceService::CallbackService 
   Reactor* ModelMetadata(Context* context, const inference::ModelMetadataRequest* request,
                          inference::ModelMetadataResponse* response) override {
     return answer(context, [&] {
-      identify(service, *context);
+      identify(service, *context, false);
       from_json(service.model_metadata(request->name(), request->version()), *response);
     });
   }
   Reactor* ModelConfig(Context* context, const inference::ModelConfigRequest* request,
                        inference::ModelConfigResponse* response) override {
     return answer(context, [&] {
-      identify(service, *context);
+      identify(service, *context, false);
       from_json(service.model_config(request->name(), request->version()),
                 *response->mutable_config());
     });
@@ -174,14 +183,14 @@ struct GrpcFront::Impl final : inference::GRPCInferenceService::CallbackService 
   Reactor* ModelStatistics(Context* context, const inference::ModelStatisticsRequest* request,
                            inference::ModelStatisticsResponse* response) override {
     return answer(context, [&] {
-      const auto caller = identify(service, *context);
+      const auto caller = identify(service, *context, false);
       from_json(service.statistics(request->name(), request->version(), caller), *response);
     });
   }
   Reactor* RepositoryIndex(Context* context, const inference::RepositoryIndexRequest* request,
                            inference::RepositoryIndexResponse* response) override {
     return answer(context, [&] {
-      identify(service, *context);
+      identify(service, *context, false);
       from_json(cat("{\"models\":", service.repository_index(request->ready()), "}"), *response);
     });
   }
@@ -190,7 +199,7 @@ struct GrpcFront::Impl final : inference::GRPCInferenceService::CallbackService 
   Reactor* later(Context* context, std::function<void(const Caller&)> act) {
     const auto call = UnaryCall::make(service, *context);
     const auto refused = attempt([&] {
-      errands.add([call, caller = identify(service, *context), act = std::move(act)] {
+      errands.add([call, caller = identify(service, *context, false), act = std::move(act)] {
         if (!call->ended()) call->end(attempt([&] { act(caller); }));
       });
     });

@@ -634,6 +634,37 @@ TEST(GrpcFront, LoadsAndUnloads) {
   EXPECT_EQ(load("double", "file:model.pt"), Code::UNIMPLEMENTED);
 }
 
+TEST(GrpcFront, AnAdminIsNoTenantAndNeedsNone) {
+  auto config = usual();
+  config.serve.admin_key_sha256 = {sha256("root")};
+  config.tenants = {{.name = "ann", .key_sha256 = sha256("hers")}};
+  Server server(config);
+  const auto ask = [&](const char* key) {
+    inference::RepositoryModelUnloadResponse unloaded;
+    inference::RepositoryModelLoadResponse loaded;
+    inference::ModelStatisticsResponse statistics;
+    inference::RepositoryIndexResponse index;
+    inference::RepositoryModelUnloadRequest unload;
+    inference::RepositoryModelLoadRequest load;
+    unload.set_model_name("double"), load.set_model_name("double");
+    Context of_unload{{"yoke-key", key}}, of_load{{"yoke-key", key}}, of_index{{"yoke-key", key}},
+        of_statistics{{"yoke-key", key}};
+    return std::vector<Code>{
+        server.stub->RepositoryModelUnload(&of_unload, unload, &unloaded).error_code(),
+        server.stub->RepositoryModelLoad(&of_load, load, &loaded).error_code(),
+        server.stub->ModelStatistics(&of_statistics, {}, &statistics).error_code(),
+        server.stub->RepositoryIndex(&of_index, {}, &index).error_code()};
+  };
+  EXPECT_EQ(ask("root"), (std::vector<Code>(4, Code::OK)));
+  const auto denied = Code::PERMISSION_DENIED;
+  EXPECT_EQ(ask("hers"), (std::vector<Code>{denied, denied, denied, Code::OK}));
+  EXPECT_EQ(ask("other"), (std::vector<Code>(4, Code::UNAUTHENTICATED)));
+  Context of_infer{{"yoke-key", "root"}};
+  Reply reply;
+  EXPECT_EQ(server.stub->ModelInfer(&of_infer, message_for("double"), &reply).error_code(),
+            Code::UNAUTHENTICATED);
+}
+
 TEST(GrpcFront, NamesTheMethodThatItDoesNotServe) {
   Server server;
   grpc::GenericStub stub(server.channel);

@@ -280,10 +280,11 @@ std::string_view find_metadata(const grpc::CallbackServerContext& context, const
   return {found->second.data(), found->second.size()};
 }
 
-Caller identify(const Service& service, const grpc::CallbackServerContext& context) {
+Caller identify(const Service& service, const grpc::CallbackServerContext& context,
+                bool must_be_tenant) {
   std::string_view key = find_metadata(context, kKeyHeader);
   if (key.empty()) key = bearer_key(find_metadata(context, "authorization"));
-  return service.identify(key, find_metadata(context, kTenantHeader));
+  return service.identify(key, find_metadata(context, kTenantHeader), must_be_tenant);
 }
 
 void log_refused(Service& service, const grpc::CallbackServerContext& context,
@@ -303,7 +304,8 @@ Request to_request(const std::shared_ptr<const InferMessage>& message, const Ser
                   .binary_output = true,
                   .parameters = read_parameters(message->parameters()),
                   .traceparent = std::string(find_metadata(context, "traceparent")),
-                  .holds = {message}};
+                  .holds = {message},
+                  .held_bytes = message->ByteSizeLong()};
   read_inputs(*message, request);
   for (const auto& output : message->outputs()) {
     refuse_unserved("output", output.name(), output.parameters());

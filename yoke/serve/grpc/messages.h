@@ -20,7 +20,8 @@ Outcome attempt(const std::function<void()>& act);
 grpc::Status to_status(const Outcome& outcome, grpc::CallbackServerContext& context);
 
 std::string_view find_metadata(const grpc::CallbackServerContext& context, const char* name);
-Caller identify(const Service& service, const grpc::CallbackServerContext& context);
+Caller identify(const Service& service, const grpc::CallbackServerContext& context,
+                bool must_be_tenant = true);
 
 // A line in the access log, with the tenant where it is known.
 void log_refused(Service& service, const grpc::CallbackServerContext& context,

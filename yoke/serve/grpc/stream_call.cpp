@@ -8,7 +8,8 @@
 namespace yoke::serve {
 namespace {
 
-constexpr size_t kMostInFlight = 1024;  // requests and answers of one call; then it is not read
+// Requests and answers of one call, and bytes of the latter, beyond which it is not read.
+constexpr size_t kMostInFlight = 1024, kMostUnsent = 64 << 20;
 
 }  // namespace
 
@@ -54,6 +55,7 @@ void StreamCall::OnWriteDone(bool) {
   {
     const MutexLock lock(mutex_);
     writing_ = false;
+    unsent_ -= out_.front().ByteSizeLong();
     out_.pop_front();
   }
   step();
@@ -106,6 +108,7 @@ void StreamCall::take(const std::shared_ptr<const InferMessage>& message) {
           head.id = message->id();
           to_message(head, response);
           add_text(text, response);
+          self->unsent_ += pending->second.out.back().ByteSizeLong();
           self->let_go();
         }
         self->step();
@@ -150,6 +153,7 @@ void StreamCall::put(Answer answer, Pending& to) {
   if (ok && to.words && !to.pieces) add_text(answer.text, response);
   if (to.pieces) (*response.mutable_parameters())["triton_final_response"].set_bool_param(true);
   to_message(std::move(answer), response);
+  unsent_ += message.ByteSizeLong();
   to.ticket = nullptr;
   to.done = true;
   let_go();
@@ -182,7 +186,8 @@ StreamCall::Next StreamCall::choose() {
     writing_ = true;
     return Next::Write;
   }
-  if (!reading_ && !read_all_ && !failed_ && pending_.size() + out_.size() < kMostInFlight) {
+  if (!reading_ && !read_all_ && !failed_ && unsent_ < kMostUnsent &&
+      pending_.size() + out_.size() < kMostInFlight) {
     reading_ = true;
     return Next::Read;
   }

@@ -63,6 +63,7 @@ class StreamCall final : public grpc::ServerBidiReactor<InferMessage, StreamMess
   std::map<uint64_t, Pending> pending_ YOKE_GUARDED_BY(mutex_);  // by arrival
   std::deque<StreamMessage> out_ YOKE_GUARDED_BY(mutex_);
   uint64_t taken_ YOKE_GUARDED_BY(mutex_) = 0;
+  size_t unsent_ YOKE_GUARDED_BY(mutex_) = 0;  // bytes of answers
   bool reading_ YOKE_GUARDED_BY(mutex_) = false, writing_ YOKE_GUARDED_BY(mutex_) = false;
   bool read_all_ YOKE_GUARDED_BY(mutex_) = false;
   std::optional<Outcome> end_ YOKE_GUARDED_BY(mutex_);  // if it is not to be Ok

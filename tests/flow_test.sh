@@ -109,6 +109,58 @@ wait "$run" || code=$?
 grep -q 'ended by signal 2 after round [1-9].*; the weights are saved' "$scratch/why" || fail "flow run after SIGINT said: $(cat "$scratch/why")"
 [[ -s $scratch/stopped/front.safetensors ]] || fail "flow run after SIGINT saved nothing: $(ls "$scratch/stopped")"
 
+# The same in the middle of a run, with its trace; and before the first round, while the models are opened.
+"$yoke" flow run "$examples/chain.toml" --rounds 100000000 --save "$scratch/ended" --trace "$scratch/ended" >"$scratch/log" 2>"$scratch/why" flow.log_every=1 &
+run=$!
+for _ in {1..600}; do grep -q 'round 3 ' "$scratch/log" && break || sleep 0.1; done
+kill -TERM "$run"
+hears_signals() { # until SIGTERM, 15, is caught
+  local caught
+  for _ in {1..6000}; do
+    caught=$(awk '/^SigCgt/ {print $2}' "/proc/$run/status" 2>/dev/null) || true
+    ((0x${caught:-0} & 0x4000)) && return || sleep 0.01
+  done
+  fail "flow run heard no signals in a minute: $(cat "$scratch/why")"
+}
+ends_with() { # CODE PATTERN: $run, which said so in $scratch/why
+  local code=0
+  wait "$run" || code=$?
+  [[ $code == "$1" ]] || fail "flow run after a signal: exit code $code, wanted $1: $(cat "$scratch/why")"
+  grep -qE -- "$2" "$scratch/why" || fail "flow run after a signal said $(cat "$scratch/why"), wanted $2"
+}
+ends_with 143 'ended by signal 15 after round [1-9].*; the weights are saved'
+[[ -s $scratch/ended/back.safetensors && -s $scratch/ended/trace.json ]] || fail "flow run after SIGTERM wrote $(ls "$scratch/ended")"
+expect 0 'bottleneck: ' "$yoke" trace "$scratch/ended"
+flow '[flow]' 'rounds = 5' '[[node]]' 'name = "data"' 'model = "spirals:points=20000000"' '[[node]]' 'name = "net"' \
+  'model = "mlp:2,3"' 'role = "train"' '[[node]]' 'name = "loss"' 'model = "cross_entropy"' '[[chain]]' \
+  'nodes = ["data", "net", "loss"]' '[[edge]]' 'from = "data.label"' 'to = "loss.label"' '[[output]]' 'port = "y"' 'from = "net"'
+"$yoke" flow run "$scratch/my.toml" --save "$scratch/early" >"$scratch/log" 2>"$scratch/why" &
+run=$!
+hears_signals
+kill -TERM "$run"
+ends_with 143 'ended by signal 15 before the first round; the weights are saved'
+[[ -s $scratch/early/net.safetensors ]] || fail "flow run after an early SIGTERM saved nothing: $(ls "$scratch/early")"
+
+# The one round of a flow with inputs is finished; SIGUSR2 shows who is in what.
+flow '[[input]]' 'port = "x:FP32[1,2]"' '[[node]]' 'name = "nap"' 'model = "sleep:ms=3000"' '[[chain]]' 'nodes = ["x", "nap"]' \
+  '[[output]]' 'port = "y"' 'from = "nap"'
+"$yoke" flow run "$scratch/my.toml" --input x=1,2 --trace "$scratch/napped" >"$scratch/log" 2>"$scratch/why" &
+run=$!
+hears_signals
+for _ in {1..600}; do
+  kill -USR2 "$run"
+  sleep 0.1
+  grep -qE ' nap #0 .*in flight' "$scratch/why" && break
+done
+kill -INT "$run"
+ends_with 130 'ended by signal 2 after round 1$'
+grep -q '^y = FP32\[1,2\] 1 2' "$scratch/log" || fail "flow run with inputs after SIGINT gave $(cat "$scratch/log")"
+[[ -s $scratch/napped/trace.json ]] || fail "flow run with inputs after SIGINT wrote no trace"
+
+# A node that does not come back is named.
+sed -i 's/ms=3000/ms=600000/; 1i [flow]\ntimeout_s = 0.5' "$scratch/my.toml"
+expect 3 "has been in 'nap' of round 0" "$yoke" flow run "$scratch/my.toml" --input x=1,2
+
 # What is slow is named: a loader, a node, an edge.
 slow() { # PATTERN LOADER_MS NODE_MS
   flow '[flow]' 'devices = "cpu:2"' 'rounds = 30' '[[node]]' 'name = "load"' 'model = "noise:batch=4,dim=4"' 'device = 0' \

@@ -195,12 +195,13 @@ void run(const Options& options) {
                               .unit = "rounds",
                               .is_terminal = ::isatty(2) != 0,
                               .patience = std::chrono::seconds(2)});
-  // A signal ends it after the round that is under way, so that what was learnt can be kept.
+  // A signal ends it after the round that is under way, so that what was learnt can be kept. With
+  // inputs there is that one alone.
   const std::jthread listener([&](const std::stop_token& ends) {
     for (; !ends.stop_requested(); std::this_thread::sleep_for(std::chrono::milliseconds(20))) {
-      if (executor.inputs().empty()) progress.update(uint64_t(executor.rounds()));
-      if (signals.pending() != 0)
-        executor.inputs().empty() ? executor.halt() : executor.stop("a signal came");
+      if (!executor.inputs().empty()) continue;
+      progress.update(uint64_t(executor.rounds()));
+      if (signals.pending() != 0) executor.halt();
     }
   });
   std::vector<std::string> losses;
@@ -218,7 +219,9 @@ void run(const Options& options) {
     const int64_t every =
         config.flow.log_every > 0 ? config.flow.log_every : std::max<int64_t>(1, rounds / 10);
     for (int64_t done = 0; done < rounds && signals.pending() == 0;) {
-      done += executor.run(std::min(every, rounds - done));
+      const int64_t made = executor.run(std::min(every, rounds - done));
+      if (made == 0) break;  // a signal came first
+      done += made;
       std::string line = cat("round ", done);
       nlohmann::ordered_json json{{"round", done}};
       for (const auto& node : losses) {
@@ -229,7 +232,7 @@ void run(const Options& options) {
       }
       if (!losses.empty()) std::cout << (options.json ? json.dump() : line) << "\n" << std::flush;
     }
-    print_result(options, executor.outputs(), executor.last());
+    if (executor.rounds() > 0) print_result(options, executor.outputs(), executor.last());
   }
   if (!options.save.empty()) save(options, executor);
   const auto report = executor.report();
@@ -244,7 +247,9 @@ void run(const Options& options) {
     std::cerr << (options.text ? report.table() : summary(report));
   if (traced) std::cerr << "traced: see yoke trace " << options.trace << "\n";
   if (const int signal = signals.pending()) {
-    std::cerr << "yoke: ended by signal " << signal << " after round " << report.rounds
+    std::cerr << "yoke: ended by signal " << signal
+              << (report.rounds == 0 ? " before the first round"
+                                     : cat(" after round ", report.rounds))
               << (options.save.empty() ? "\n" : "; the weights are saved\n");
     throw CLI::RuntimeError(signal == SIGUSR1 ? 85 : 128 + signal);
   }
@@ -282,7 +287,8 @@ void check(const Options& options) {
     std::cout << options.path << ": " << compiled.verdict() << "; " << compiled.graph.nodes().size()
               << " nodes, " << operations << " operations on " << compiled.program.queues.size()
               << " devices: rates balance, no circle waits for itself, messages and meetings "
-                 "agree, no two write the same memory at once, declared shapes agree\n";
+                 "agree, no node writes (in_place) what another reads at the time, declared shapes "
+                 "agree\n";
 }
 
 void show(const Options& options) {

@@ -9,6 +9,7 @@
 #include "yoke/flow/first_values.h"
 #include "yoke/flow/lower.h"
 #include "yoke/flow/place.h"
+#include "yoke/flow/shapes.h"
 
 namespace yoke::flow {
 namespace {
@@ -136,8 +137,9 @@ Compiled compile(Graph graph) {
     out.bodies.push_back(std::move(body));
     check_memory(out.graph, free, memory_of(out.graph, out.queue_of, out.bodies));
   }
+  declare_patterns(out.graph);
   lower(out);
-  check_first_values(out);
+  check_first_values(out, free);
   return out;
 }
 

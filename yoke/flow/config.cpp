@@ -247,7 +247,7 @@ std::vector<config::Repeated> all_sections(Sections& all) {
           "loop", all.loops,
           [](LoopSection& loop) {
             return Fields{
-                {"loop", "name", &loop.name, "of its own"},
+                {"loop", "name", &loop.name, "in messages and figures"},
                 {"loop", "nodes", &loop.nodes, "that run again and again"},
                 {"loop", "carry", &loop.carry, "from one turn to the next: [\"b.y -> a.x\"]"},
                 {"loop", "until", &loop.until, "this output of one of them is not 0"},
@@ -337,6 +337,9 @@ void add_node(Graph& graph, const NodeSection& node, const std::filesystem::path
       .ms = node.ms};
   if (node.name.empty()) fail(Kind::Config, "a node wants a name");
   if (!node.weights_of.empty() && node.model.empty()) {
+    if (std::ranges::count(graph.nodes(), node.weights_of, &Node::name) == 0)
+      fail(Kind::Config, "node '", node.name, "': weights_of '", node.weights_of,
+           "' is no node that comes before it in the file; put that one first");
     const auto& owner = graph.nodes()[size_t(graph.find(node.weights_of))];
     if (options.inputs.empty()) options.inputs = owner.options.inputs;
     if (options.outputs.empty()) options.outputs = owner.options.outputs;
@@ -399,9 +402,9 @@ std::vector<std::vector<int>> lists(const Words& words) {
     result.emplace_back();
     for (const auto& part : split(word, ',')) {
       const auto number = parse_int(part);
-      if (!number || *number < 0)
-        fail(Kind::Config, "data_parallel.devices: '", word,
-             "' wants places in flow.devices as \"0,1\"");
+      if (!number || *number < 0 || *number > INT32_MAX)
+        fail(Kind::Config, "data_parallel.devices: got '", part, "' in \"", word,
+             "\", wanted places in flow.devices from 0, as \"0,1\"");
       result.back().push_back(int(*number));
     }
   }

@@ -379,6 +379,27 @@ TEST(FlowConfig, EveryKeyHasItsEffect) {
   }
 }
 
+// None is cut to the bits of a smaller one, of which 4294967296 has 0.
+TEST(FlowConfig, IntegersThatDoNotFitAreRefusedByKey) {
+  const Folder folder;
+  folder.write("sub.toml", "[[node]]\nname = \"s\"\nmodel = \"same\"\n");
+  for (const std::string key :
+       {"node.device", "node.replicas", "node.phase", "input.device", "output.device",
+        "ensemble.device", "branch.device", "subgraph.devices"}) {
+    const bool list = key.ends_with("s");
+    const auto text =
+        error_of([&] { read(folder, flow_with(key, list ? "[0, 4294967296]" : "4294967296")); });
+    EXPECT_TRUE(has(text, key + ": got ") && has(text, "4294967296") &&
+                has(text, "wanted at most 2147483647"))
+        << key << ": " << text;
+  }
+  const auto text = error_of(
+      [&] { read(folder, flow_with("data_parallel.devices", "[\"0\", \"4294967296\"]")); });
+  EXPECT_TRUE(has(text, "data_parallel.devices: got '4294967296'") &&
+              has(text, "places in flow.devices"))
+      << text;
+}
+
 TEST(FlowConfig, WeightsOfANodeWithoutAModelAreItsModelToo) {
   const Folder folder;
   const auto config = read(folder, R"(
@@ -395,6 +416,12 @@ weights_of = "owner"
   EXPECT_EQ(node(config, "again").inputs[0].port.name, "u");
   EXPECT_EQ(node(config, "again").outputs[0].port.name, "v");
   EXPECT_TRUE(weights(config, "again")[0].equal(weights(config, "owner")[0]));
+  EXPECT_TRUE(has(error_of([&] {
+                    read(folder,
+                         "[[node]]\nname = \"again\"\nweights_of = \"owner\"\n"
+                         "[[node]]\nname = \"owner\"\nmodel = \"mlp:2,3\"\n");
+                  }),
+                  "node 'again': weights_of 'owner' is no node that comes before it"));
 }
 
 // ---- the same as in C++ ----

@@ -13,7 +13,6 @@ namespace yoke::flow {
 
 struct Executor::Impl {
   Impl(Compiled compiled, RunOptions given) : run(std::move(compiled), std::move(given)) {}
-  ~Impl() { end(); }
 
   void start() {
     if (lost) fail(Kind::Timeout, "a node of this flow has not come back; make another Executor");
@@ -44,11 +43,30 @@ struct Executor::Impl {
     });
   }
 
-  void end() {
+  // What has begun may come to its end, for as long as any wait of this flow; nothing else begins.
+  // False: a thread is in a model's code, perhaps for ever.
+  bool end() {
+    if (lost || !owner.joinable()) return !lost;
+    if (!run.all_done()) run.stop("nobody collects its rounds any more");
     run.ending = true;
     run.wake_all();
-    if (owner.joinable()) owner.join();
-    run.ending = false;
+    const Time patience = SteadyClock().now() + run.options.timeout;
+    for (auto seen = run.progress.key(); !run.finished; seen = run.progress.key()) {
+      if (SteadyClock().now() >= patience) return false;
+      run.progress.wait(seen, patience);
+    }
+    owner.join();
+    return true;
+  }
+
+  // Of rounds that were submitted: who calls run() does not collect them.
+  void forget_results() {
+    if (collected >= run.target) return;
+    wait_done();
+    for (auto& results : run.results)
+      while (results->pop(Duration(0))) continue;
+    run.add_time();
+    collected = run.target;
   }
 
   // The failure, once all threads have ended.
@@ -93,13 +111,14 @@ Executor::Executor(Compiled compiled, RunOptions options) {
   impl_ = std::make_unique<Impl>(std::move(compiled), std::move(options));
 }
 Executor::~Executor() {
-  if (impl_ && impl_->lost) (void)impl_.release();  // its thread cannot be joined
+  if (!impl_->end()) (void)impl_.release();  // its thread cannot be joined
 }
 
 int64_t Executor::run(int64_t rounds) {
   if (!impl_->run.feeds.empty())
     fail(Kind::Usage, "this flow has inputs (", join(inputs(), ", "), "); use step()");
   impl_->start();
+  impl_->forget_results();
   impl_->run.keeps_last = true;
   const int64_t before = impl_->run.target;
   impl_->run.add_rounds(rounds);

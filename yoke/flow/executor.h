@@ -67,12 +67,14 @@ class Executor {
  public:
   // Throws as check() does.
   explicit Executor(Compiled compiled, RunOptions options = {});
+  // Stops what was submitted and not collected, and waits for operations under way no longer than
+  // the timeout: the thread of one that does not come back is left behind.
   ~Executor();
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
 
   // So many rounds of a flow without inputs; gives how many of them were made. Throws the first
-  // failure.
+  // failure. Rounds that were submitted and not collected are finished first, and forgotten.
   int64_t run(int64_t rounds);
   Tensors last() const;  // what its outputs gave in the last of them
   // One round: a value for each input of the graph, in their order, gives one for each output.

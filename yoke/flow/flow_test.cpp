@@ -187,6 +187,25 @@ TEST(Flow, ALoopThatCountsTurns) {
     EXPECT_EQ(number(executor.step({at::full({1}, double(i))})[0]), i + 44);
 }
 
+// Each loop meets on devices of its own, whatever it is called.
+TEST(Flow, LoopsOfOneNameOrNoneAreApart) {
+  for (const char* name : {"again", ""}) {
+    auto graph = graph_on("cpu:4");
+    graph.input("x", {});
+    for (int i = 0; i < 4; ++i) graph.node(cat("n", i), plus(1), {.device = i});
+    graph.edge("x", "n0");
+    graph.chain({"n0", "n1", "n2", "n3"});
+    graph.loop(name, {.nodes = {"n0", "n1"}, .carry = {{"n1", "n0"}}, .most = 3});
+    graph.loop(name, {.nodes = {"n2", "n3"}, .carry = {{"n3", "n2"}}, .most = 5});
+    graph.output("y", "n3");
+    Executor executor(compile(graph));
+    EXPECT_EQ(number(executor.step({at::zeros({1})})[0]), 2 * 3 + 2 * 5);
+    const auto& regions = executor.compiled().graph.regions();
+    EXPECT_FALSE(regions[0].name.empty() || regions[1].name.empty());
+    EXPECT_EQ(regions[0].name == regions[1].name, *name != '\0');
+  }
+}
+
 TEST(Flow, ABranchTakesOneWayOnEveryDevice) {
   for (const int device : {0, 1}) {
     auto graph = graph_on("cpu:3");
@@ -293,6 +312,37 @@ TEST(Flow, CopiesWithinAGraphAreOnItsDevices) {
   EXPECT_EQ(compiled.queue_of[size_t(compiled.graph.find("part/a"))], 2);
   EXPECT_EQ(compiled.queue_of[size_t(compiled.graph.find("part/a@1"))], 3);
   EXPECT_TRUE(has(error_of([&] { graph.subgraph("other", inner, {0}); }), "devices lists 1"));
+}
+
+TEST(Flow, WhatIsNotPinnedWithinAGraphIsOnItsDevices) {
+  auto inner = graph_on("cpu:2");
+  inner.input("x", {});
+  for (const char* name : {"a", "b", "c"}) inner.node(name, plus(1));
+  inner.chain({"a", "b", "c"});
+  inner.edge("x", "a");
+  inner.output("y", "c");
+  auto middle = graph_on("cpu:4");  // one of them in one more: its devices are those of the outer
+  middle.input("x", {});
+  middle.subgraph("in", inner, {1, 2});
+  middle.edge("x", "in.x");
+  middle.output("y", "in.y");
+  auto graph = graph_on("cpu:5");
+  graph.input("x", {});
+  graph.subgraph("one", inner, {3, 4});
+  graph.subgraph("two", middle, {4, 2, 1, 0});
+  graph.edge("x", "one.x"), graph.edge("one.y", "two.x");
+  graph.output("y", "two.y");
+  const auto compiled = compile(graph);
+  std::set<int> one, two;
+  for (size_t i = 0; i < compiled.graph.nodes().size(); ++i) {
+    const auto& name = compiled.graph.nodes()[i].name;
+    if (name.starts_with("one/")) one.insert(compiled.queue_of[i]);
+    if (name.starts_with("two/in/")) two.insert(compiled.queue_of[i]);
+  }
+  EXPECT_EQ(one, (std::set{3, 4}));
+  EXPECT_EQ(two, (std::set{1, 2}));
+  Executor executor(compiled);
+  EXPECT_EQ(number(executor.step({at::zeros({1})})[0]), 6);
 }
 
 TEST(Flow, ATransportIsTheSameMemoryOrACopy) {
@@ -841,6 +891,23 @@ TEST(Flow, WordsThatDoNotExistAndBadArgumentsAreTold) {
   EXPECT_FALSE(find_word("no_such_word", 1, ""));
   EXPECT_TRUE(has(error_of([] { find_word("spirals:batch=x", 1, ""); }), "wants a number"));
   EXPECT_TRUE(has(error_of([] { find_word("spirals:bath=3", 1, ""); }), "no argument 'bath'"));
+  const std::vector<std::pair<std::string, std::string>> cases{
+      {"scale:3", "'scale:3': got '3', which names no argument; 'scale' takes by=2, as scale:by=2"},
+      {"above:0.7", "as above:than=0.5"},
+      {"sleep:50", "as sleep:ms=5"},
+      {"noise:batch=4,7", "got '7', which names no argument; 'noise' takes batch=64, dim=2"},
+      {"same:3", "'same' takes no arguments"},
+      {"scale:by=2,by=3", "'by' is said twice"},
+      {"mlp:2,3.7,3", "'mlp:2,3.7,3': got '3.7', and an mlp wants its sizes, whole numbers from 1"},
+      {"mlp:2,hidden=3", "got 'hidden=3'"},
+      {"mlp:0,3", "got '0'"},
+      {"mlp:1e30,3", "got '1e30'"},
+      {"mlp:3", "'mlp:3' wants two sizes or more"},
+      {"mlp", "as mlp:2,32,3"}};
+  for (const auto& [text, wanted] : cases) {
+    const auto error = error_of([&] { find_word(text, 1, ""); });
+    EXPECT_TRUE(has(error, wanted)) << text << ": " << error;
+  }
   auto graph = graph_on("cpu");
   graph.node("teacher", plus(0));
   EXPECT_TRUE(has(error_of([&] { graph.edge("teacher", "techer"); }), "did you mean teacher?"));

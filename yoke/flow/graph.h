@@ -73,6 +73,7 @@ struct Node {
   std::vector<Port> inputs = {}, outputs = {};
   int region = -1, arm = 0;            // of Graph::regions
   int copy_of = -1;                    // the node whose weights it begins with
+  std::vector<int> within = {};        // devices that it may be put on; none: all
   std::string feeds = {}, gives = {};  // of a graph's own input or output: its name
   std::string what = {};               // for people: "mlp 4,32,3"
 };
@@ -162,7 +163,7 @@ class Graph {
     std::string until = {};
     int64_t most = 1;
   };
-  void loop(const std::string& name, const Loop& options);
+  void loop(const std::string& name, const Loop& options);  // none: it is given one
   // Where the output `when` is not 0 the nodes of `then` run, else those of `otherwise`; "NAME.y"
   // is what the outputs `then_gives` or `otherwise_gives` give.
   struct Branch {

@@ -69,7 +69,7 @@ class Lowering {
     std::map<int, std::pair<int, int>> channels = {};            // by edge: given, taken
     std::map<std::pair<int, int>, std::vector<int>> extra = {};  // by node and output port
     std::map<int, int> when = {};                                // by branch: its channel
-    std::map<std::string, int> groups = {};
+    std::map<std::pair<std::string, int>, int> groups = {};      // by name and region
     std::map<int, int> weights = {}, values = {};  // buffers: by owner; by node and port
   };
 
@@ -266,8 +266,11 @@ class Lowering {
     frame.tasks.rows[size_t(queue)].push_back(std::move(task));
   }
 
-  int group(Frame& frame, const std::string& name, const std::vector<int>& queues) {
-    const auto [found, fresh] = frame.groups.try_emplace(name, int(frame.program.groups.size()));
+  // `region`: loops of one name meet each for itself.
+  int group(Frame& frame, const std::string& name, const std::vector<int>& queues,
+            int region = -1) {
+    const auto [found, fresh] =
+        frame.groups.try_emplace({name, region}, int(frame.program.groups.size()));
     if (fresh) frame.program.groups.push_back({name, queues});
     return found->second;
   }
@@ -394,7 +397,7 @@ class Lowering {
       inner.push_back(std::move(made.channels));
       until.push_back(made.when.contains(id) ? made.when.at(id) : -1);
     }
-    const int members = group(frame, cat(loop ? "loop " : "branch ", region.name), queues);
+    const int members = group(frame, cat(loop ? "loop " : "branch ", region.name), queues, id);
     for (const int at : queues) {
       Operation operation{.name = region.name,
                           .kind = loop ? Operation::Kind::Loop : Operation::Kind::Branch,

@@ -154,7 +154,8 @@ void Graph::enclose(const std::vector<std::string>& names, int region, int arm) 
   }
 }
 
-void Graph::loop(const std::string& name, const Loop& options) {
+void Graph::loop(const std::string& given, const Loop& options) {
+  const std::string name = given.empty() ? cat("loop ", regions_.size()) : given;
   want(!options.nodes.empty(), name, "a loop wants nodes");
   want(options.most >= 1, name, "most ", options.most, ", wanted at least one turn");
   Region region{.kind = Region::Kind::Loop, .name = name, .most = options.most};
@@ -330,6 +331,10 @@ void Graph::data_parallel(const std::string& name, const Split& options) {
 void Graph::subgraph(const std::string& name, const Graph& graph, const std::vector<int>& devices) {
   const int first = int(nodes_.size());
   const int regions = int(regions_.size());
+  for (const int device : devices)
+    want(device >= 0 && device < int(options_.devices.size()), name, "devices lists ", device,
+         ", and the flow has ", options_.devices.size(), " (0 to ", options_.devices.size() - 1,
+         "); see flow.devices");
   for (auto node : graph.nodes_) {
     const std::string inner = node.name;
     node.name = cat(name, "/", inner);
@@ -339,6 +344,10 @@ void Graph::subgraph(const std::string& name, const Graph& graph, const std::vec
           if (!size.name.empty()) size.name = cat(name, "/", size.name);
     std::vector<int*> places{&node.options.device};
     for (int& replica : node.options.replicas) places.push_back(&replica);
+    if (!devices.empty() && node.within.empty())
+      node.within = devices;
+    else
+      for (int& device : node.within) places.push_back(&device);
     for (int* const place : places) {
       if (!devices.empty() && *place >= 0) {
         want(*place < int(devices.size()), name, "the graph within has a device ", *place,

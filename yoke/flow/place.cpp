@@ -23,6 +23,12 @@ struct Sets {
   std::vector<int> parent;
 };
 
+std::string numbers(const std::vector<int>& list) {
+  std::vector<std::string> texts;
+  for (const int number : list) texts.push_back(cat(number));
+  return join(texts, ", ");
+}
+
 }  // namespace
 
 std::string edge_name(const Graph& graph, const Edge& edge) {
@@ -67,8 +73,25 @@ std::vector<int> place(const Graph& graph) {
       sets.join(int(i), graph.find(nodes[i].options.weights_of));
   std::vector<int> of_set(nodes.size(), -1);
   std::vector<int> load(devices.size());
+  // Who is pinned is where that says; the rest of a sub-graph is on its devices.
+  std::vector<std::vector<bool>> open(nodes.size(), std::vector<bool>(devices.size(), true));
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    const auto& within = nodes[i].within;
+    if (nodes[i].options.device >= 0 || within.empty()) continue;
+    auto& may = open[size_t(sets.find(int(i)))];
+    for (int device = 0; device < int(devices.size()); ++device)
+      if (std::ranges::count(within, device) == 0) may[size_t(device)] = false;
+    if (std::ranges::count(may, true) == 0)
+      fail(Kind::Config, "node '", nodes[i].name, "' is on the devices of its sub-graph (",
+           numbers(within), "), and what it must be together with is on others; see colocate and ",
+           "subgraph.devices");
+  }
   const auto settle = [&](int node, int device) {
     const auto set = size_t(sets.find(node));
+    if (!open[set][size_t(device)])
+      fail(Kind::Config, "node '", nodes[size_t(node)].name, "' is pinned to device ", device,
+           ", and what it must be together with is of a sub-graph on other devices; see colocate ",
+           "and subgraph.devices");
     if (of_set[set] >= 0 && of_set[set] != device)
       fail(Kind::Config, "node '", nodes[size_t(node)].name, "' is pinned to device ", device,
            ", and what it must be together with (colocate, weights_of or a pattern) to device ",
@@ -82,6 +105,7 @@ std::vector<int> place(const Graph& graph) {
     }
   const auto placed = [&](int node) { return of_set[size_t(sets.find(node))]; };
   const auto barred = [&](int node, int device) {
+    if (!open[size_t(sets.find(node))][size_t(device)]) return true;
     for (const auto& list : graph.apart()) {
       const bool mine =
           std::ranges::any_of(list, [&](int other) { return sets.find(other) == sets.find(node); });
@@ -129,10 +153,14 @@ std::vector<int> place(const Graph& graph) {
     if (stuck < 0) stuck = int(i);
     return false;
   };
-  if (!place_from(0))
+  if (!place_from(0)) {
+    const auto& within = nodes[size_t(std::max(stuck, 0))].within;
+    const bool of_part = !within.empty();
     fail(Kind::Config, "node '", nodes[size_t(std::max(stuck, 0))].name,
-         "' must be separate from others, and there are only ", devices.size(),
-         " devices; give more by flow.devices, or pin nodes");
+         "' must be separate from others, and there are only ", devices.size(), " devices",
+         of_part ? cat(" (", numbers(within), " for its sub-graph)") : "",
+         "; give more by flow.devices", of_part ? " and subgraph.devices" : "", ", or pin nodes");
+  }
   std::vector<int> result;
   for (size_t i = 0; i < nodes.size(); ++i) result.push_back(placed(int(i)));
   for (const auto& list : graph.apart())

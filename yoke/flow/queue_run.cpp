@@ -11,6 +11,7 @@
 
 #include "yoke/base/error.h"
 #include "yoke/base/text.h"
+#include "yoke/comm/error_text.h"
 #include "yoke/comm/linger.h"
 #include "yoke/flow/first_values.h"
 #include "yoke/flow/place.h"
@@ -29,6 +30,18 @@ std::shared_ptr<torch::optim::Optimizer> make_optimizer(const OptimizerOptions& 
   return std::make_shared<torch::optim::SGD>(weights, torch::optim::SGDOptions(options.lr)
                                                           .momentum(options.momentum)
                                                           .weight_decay(options.weight_decay));
+}
+
+// With the edge's name where there is no memory for it.
+Value first_value(const Compiled& compiled, const Edge& edge) {
+  try {
+    return {.tensor = initial_value(compiled, edge)};
+  } catch (const Error&) {
+    throw;  // which names it
+  } catch (const std::exception& error) {
+    fail(Kind::Config, "edge '", edge_name(compiled.graph, edge),
+         "' gets no first value: ", comm::text_of(error), "; give it a smaller initial_shape");
+  }
 }
 
 void make_pipes(Pipes& pipes, const Compiled& compiled, const plan::Program& program,
@@ -63,12 +76,13 @@ void make_pipes(Pipes& pipes, const Compiled& compiled, const plan::Program& pro
     if (!channel.waits) {
       pipes.loose[i] = std::make_unique<LoosePipe>(size_t(channel.capacity),
                                                    edge->options.policy == Policy::Latest);
-      pipes.loose[i]->give({.tensor = initial_value(compiled, *edge)});
+      pipes.loose[i]->give(first_value(compiled, *edge));
       continue;
     }
     pipes.pipes[i] = std::make_unique<Pipe>(size_t(channel.capacity));
-    for (int64_t k = 0; k < channel.initial && !carried[i]; ++k)
-      pipes.pipes[i]->give({.tensor = initial_value(compiled, *edge)});
+    if (channel.initial == 0 || carried[i]) continue;
+    const Value first = first_value(compiled, *edge);  // whoever writes into it gets a copy
+    for (int64_t k = 0; k < channel.initial; ++k) pipes.pipes[i]->give(first);
   }
   pipes.parts.resize(program.parts.size());
   for (size_t i = 0; i < program.parts.size(); ++i)

@@ -205,5 +205,73 @@ TEST(Refusals, WhatDoesNotFitIsRefusedByWhatWasFreeBefore) {
   EXPECT_TRUE(has(text, "need 3.83 MiB for their weights")) << text;
 }
 
+TEST(Refusals, FirstValuesAreOfTheShapeOfTheirPorts) {
+  const auto delayed = [](const std::string& given, const std::string& taken,
+                          std::vector<int64_t> shape) {
+    return [=](Graph& graph) {
+      graph.node("a", counts(), {.outputs = {given}});
+      graph.node("b", plus(0), {.inputs = {taken}});
+      graph.edge("a", "b", {.staleness = 1, .initial_shape = shape});
+    };
+  };
+  expect_refusal("initial_shape is [4, 2], and port 'b.x' is FP32[b.n,3]",
+                 delayed("y", "x:FP32[n,3]", {4, 2}));
+  expect_refusal("initial_shape is [4], and port 'a.y' is FP32[a.n,3]",
+                 delayed("y:FP32[n,3]", "x", {4}));
+  EXPECT_EQ(refusal(delayed("y:FP32[n,3]", "x:FP32[m,3]", {4, 3})), "no error");
+  EXPECT_EQ(refusal(delayed("y", "x", {4, 2})), "no error");
+  // Beyond a merge too.
+  expect_refusal(
+      "'a.y -> mix.x0': initial_shape is [4, 2], and port 'mix.x0' is FP32[", [](Graph& graph) {
+        for (const char* name : {"a", "b"})
+          graph.node(name, counts(), {.outputs = {"y:FP32[n,3]"}});
+        graph.ensemble("mix", "",
+                       {.nodes = {"a", "b"}, .edge = {.staleness = 1, .initial_shape = {4, 2}}});
+      });
+}
+
+TEST(Refusals, FirstValuesThatDoNotFitAreRefused) {
+  const auto flow = [](int64_t staleness, std::vector<int64_t> shape) {
+    auto host = std::make_shared<topo::Host>();
+    host->available_memory_bytes = 40'000;
+    Graph graph({.devices = topo::parse_devices("cpu:2"), .host = host});
+    add_one(graph, "a"), add_one(graph, "b");
+    graph.edge("a", "b", {.staleness = staleness, .initial_shape = shape});
+    graph.node("data", counts(), {.outputs = {"y"}});
+    graph.edge("data", "a");
+    return graph;
+  };
+  EXPECT_NO_THROW(compile(flow(100, {10, 10})));  // of four bytes each
+  const auto text = error_of([&] { compile(flow(101, {10, 10})); });
+  EXPECT_TRUE(has(text, "edge 'a.y -> b.x' begins with 101 values of [10, 10]") &&
+              has(text, "give it less staleness"))
+      << text;
+  EXPECT_TRUE(has(error_of([&] {
+                    compile(flow(65536, {INT32_MAX, INT32_MAX, INT32_MAX}));
+                  }),
+                  "begins with 65536 values"));
+}
+
+TEST(Refusals, ASubgraphHasTheDevicesThatAreThere) {
+  const auto part = [](std::vector<int> devices, const std::function<void(Graph&)>& more) {
+    return [=](Graph& graph) {
+      auto inner = graph_on("cpu:2");
+      for (const char* name : {"a", "b"}) inner.node(name, counts(), {.outputs = {"y"}});
+      more(inner);
+      graph.node("data", counts(), {.device = 0, .outputs = {"y"}});
+      graph.subgraph("part", inner, devices);
+      if (devices == std::vector{1}) graph.colocate({"part/a", "data"});
+    };
+  };
+  expect_refusal("'part': devices lists 2, and the flow has 2 (0 to 1)", part({2}, [](Graph&) {}));
+  expect_refusal(
+      "node 'data' is pinned to device 0, and what it must be together with is of a "
+      "sub-graph on other devices",
+      part({1}, [](Graph&) {}));
+  expect_refusal("only 2 devices (0 for its sub-graph)", part({0}, [](Graph& inner) {
+                   inner.separate({"a", "b"});
+                 }));
+}
+
 }  // namespace
 }  // namespace yoke::flow

@@ -9,9 +9,11 @@
 
 #include <filesystem>
 #include <latch>
+#include <set>
 #include <thread>
 
 #include "yoke/base/rng.h"
+#include "yoke/comm/world.h"
 #include "yoke/flow/flow_test.h"
 
 namespace yoke::flow {
@@ -171,6 +173,63 @@ TEST(Run, WaitTellsOfNodesThatNoOutputNeeds) {
   EXPECT_TRUE(has(error_of([&] { executor.wait(); }), "out of paper"));
 }
 
+// ---- what is under way when an executor goes ----
+
+TEST(Run, AnExecutorThatGoesLeavesANodeBehindThatHangs) {
+  static std::latch never(1), hangs(1);  // outlive the thread that is left behind
+  auto graph = graph_on("cpu:2");
+  graph.input("x", {});
+  graph.node("hang", function([](const Tensors& in) {
+               if (!hangs.try_wait()) hangs.count_down();
+               never.wait();
+               return in[0];
+             }),
+             {.device = 1});
+  graph.edge("x", "hang");
+  graph.output("y", "hang");
+  const Time began = SteadyClock().now();
+  {
+    Executor executor(compile(graph), {.timeout = 200ms});
+    for (int i = 0; i < 3; ++i) executor.submit({at::zeros({1})});
+    hangs.wait();
+  }
+  EXPECT_LT(SteadyClock().now() - began, 20s);
+}
+
+TEST(Run, AnExecutorThatGoesBeginsNothingMore) {
+  auto graph = graph_on("cpu");
+  graph.input("x", {});
+  std::shared_ptr<comm::World> world;
+  std::latch began(1);
+  std::atomic<int> fired = 0;
+  graph.node("slow", function([&](const Tensors& in) {
+               if (++fired == 1) began.count_down();
+               const Time patience = SteadyClock().now() + 2s;
+               while (fired == 1 && !world->failed() && SteadyClock().now() < patience)
+                 std::this_thread::yield();
+               return in[0];
+             }));
+  graph.edge("x", "slow");
+  graph.output("y", "slow");
+  {
+    Executor executor(compile(graph), {.on_world = [&](auto made) { world = made; }});
+    for (int i = 0; i < 64; ++i) executor.submit({at::zeros({1})});
+    began.wait();
+  }
+  EXPECT_EQ(fired, 1);
+}
+
+TEST(Run, WhatWasSubmittedAndNotCollectedIsForgottenByRun) {
+  Executor executor(compile(counting()));
+  executor.submit({});
+  executor.wait();
+  EXPECT_EQ(executor.run(2), 2);
+  EXPECT_EQ(number(executor.last()[0]), 4);
+  executor.submit({});
+  EXPECT_EQ(number(executor.collect()[0]), 5);
+  EXPECT_EQ(executor.report().rounds, 4);
+}
+
 // ---- who may write into a value ----
 
 Open adds_in_place() {
@@ -203,6 +262,171 @@ TEST(Run, WhatIsWrittenIntoIsNobodyElses) {
     EXPECT_EQ(outputs_of(graph, 5), std::vector<double>(5, 1.0)) << "every " << every;
     EXPECT_EQ(number(kept), 0);
   }
+}
+
+// What is proved knows only of those who say that they write.
+TEST(Run, WhoWritesWithoutSayingSoIsToldHowToSayIt) {
+  const auto flow = [](const std::string& into, NodeOptions options) {
+    auto graph = graph_on("cpu");
+    graph.input("value", {}), graph.input("other", {});
+    options.inputs = {"x", "m"};
+    graph.node("write", function([into](const Tensors& in) { return in[into == "m"].sub_(1); }),
+               options);
+    graph.edge("value", "write.x"), graph.edge("other", "write.m");
+    graph.output("y", "write");
+    return graph;
+  };
+  for (const std::string into : {"x", "m"}) {
+    Executor executor(compile(flow(into, {})));
+    const auto text = error_of([&] { executor.step({at::zeros({2}), at::zeros({3})}); });
+    EXPECT_TRUE(has(text, cat("node 'write' failed in round 0: its input '", into,
+                              "' was written into while it computed")) &&
+                has(text, "in_place = true") && has(text, "it was given x FP32[2], m FP32[3]"))
+        << text;
+  }
+  Executor says_so(compile(flow("x", {.in_place = true})));
+  EXPECT_EQ(number(says_so.step({at::zeros({2}), at::zeros({3})})[0]), -1);
+  Executor says_less(compile(flow("m", {.in_place = true})));
+  EXPECT_TRUE(has(error_of([&] {
+                    says_less.step({at::zeros({2}), at::zeros({3})});
+                  }),
+                  "in_place = true is for the first input"));
+}
+
+TEST(Run, ATensorOfInferenceModeIsTaken) {  // LibTorch does not count who writes into it
+  auto graph = graph_on("cpu");
+  graph.input("x", {});
+  graph.node("more", plus(1));
+  graph.edge("x", "more");
+  graph.output("y", "more");
+  at::Tensor given;
+  {
+    const c10::InferenceMode inference;
+    given = at::zeros({2});
+  }
+  EXPECT_EQ(number(Executor(compile(graph)).step({given})[0]), 1);
+}
+
+TEST(Run, TheFirstValuesOfAnEdgeAreOneTensorUntilSomebodyWrites) {
+  if (kGpu) GTEST_SKIP() << "on a GPU each value is brought there by itself";
+  const auto delayed = [](Open open, NodeOptions options) {
+    auto graph = graph_on("cpu");
+    graph.node("data", counts(), {.outputs = {"y"}});
+    graph.node("late", open, options);
+    graph.edge("data", "late", {.staleness = 3, .initial = 7, .initial_shape = {1}});
+    graph.output("y", "late");
+    return graph;
+  };
+  std::set<const void*> seen;
+  const auto looks = function([&](const Tensors& in) {
+    if (number(in[0]) == 7) seen.insert(in[0].const_data_ptr());
+    return in[0] + 0;
+  });
+  EXPECT_EQ(outputs_of(delayed(looks, {}), 4), (std::vector<double>{7, 7, 7, 1}));
+  EXPECT_EQ(seen.size(), 1u);
+  EXPECT_EQ(outputs_of(delayed(adds_in_place(), {.in_place = true}), 4),
+            (std::vector<double>{8, 8, 8, 2}));
+}
+
+TEST(Run, AFirstValueThatIsTooLargeIsNamed) {
+  auto graph = graph_on("cpu");
+  graph.node("data", counts(), {.outputs = {"y"}});
+  graph.node("late", plus(1));
+  graph.edge("data", "late", {.staleness = 1, .initial_shape = {int64_t(1) << 50}});
+  const auto text = error_of([&] { Executor(compile(graph)).run(1); });
+  EXPECT_TRUE(has(text, "edge 'data.y -> late.x'")) << text;
+}
+
+// ---- errors name node, round and shapes ----
+
+TEST(Run, WhatDecidesAndIsNotOneNumberIsNamed) {
+  auto graph = graph_on("cpu:2");
+  graph.input("x", {});
+  graph.node("gate", plus(0), {.device = 0});
+  for (const int at : {0, 1}) graph.node(cat("n", at), plus(at), {.device = at});
+  graph.edge("x", "gate"), graph.edge("x", "n0"), graph.edge("x", "n1");
+  graph.branch("pick", {.when = "gate",
+                        .then = {"n0"},
+                        .otherwise = {"n1"},
+                        .then_gives = "n0",
+                        .otherwise_gives = "n1"});
+  graph.output("y", "pick");
+  Executor branch(compile(graph));
+  branch.step({at::ones({1})});
+  auto text = error_of([&] { branch.step({at::ones({2})}); });
+  EXPECT_TRUE(has(text,
+                  "node 'gate' in round 1: output 'y', by which 'pick' decides, must be one "
+                  "number, got FP32[2]"))
+      << text;
+
+  graph = graph_on("cpu");
+  graph.input("x", {});
+  add(graph, "more", "scale:by=2");
+  graph.edge("x", "more");
+  graph.loop("again", {.nodes = {"more"}, .carry = {{"more", "more"}}, .until = "more", .most = 3});
+  graph.output("y", "more");
+  text = error_of([&] { Executor(compile(graph)).step({at::ones({2, 3})}); });
+  EXPECT_TRUE(has(text,
+                  "node 'more' in round 0: output 'y', by which 'again' decides, must be one "
+                  "number, got FP32[2,3]"))
+      << text;
+}
+
+// Values of other widths, one after the other.
+Open widths(std::vector<int64_t> wide) {
+  return function(Function([wide](const Tensors&, int64_t firing) -> Tensors {
+    return {at::zeros({1, wide[size_t(firing) % wide.size()]})};
+  }));
+}
+
+TEST(Run, RowsThatCannotBeJoinedAreNamed) {
+  auto graph = graph_on("cpu");
+  graph.node("data", widths({2, 2, 2, 3}), {.outputs = {"y"}});
+  graph.node("pair", plus(0), {.inputs = {"2*x"}});
+  graph.edge("data", "pair");
+  const auto text = error_of([&] { Executor(compile(graph)).run(3); });
+  EXPECT_TRUE(has(text, "node 'pair' failed in round 1, where values of input 'x' are joined: ") &&
+              has(text, "it was given x FP32[1,2] FP32[1,3]"))
+      << text;
+}
+
+TEST(Run, EachValueOfAFiringIsWhatItsPortSays) {
+  auto graph = graph_on("cpu");
+  graph.node("data", widths({2, 2, 2, 3}), {.outputs = {"y"}});
+  graph.node("pair", plus(0), {.inputs = {"2*x:FP32[n,2]"}});
+  graph.edge("data", "pair");
+  auto text = error_of([&] { Executor(compile(graph)).run(3); });
+  EXPECT_TRUE(has(text, "node 'pair' in round 1: input 'x' wants ") &&
+              has(text, "got FP32[1,3]; all of them: x FP32[1,2] FP32[1,3]"))
+      << text;
+
+  graph = graph_on("cpu");
+  graph.node("data", widths({2}), {.outputs = {"y"}});
+  graph.node("double", function([](const Tensors& in) {
+               return in[0].repeat({4, 1});
+             }),
+             {.inputs = {"x"}, .outputs = {"2*y:FP32[1,2]"}});
+  graph.node("take", plus(0));
+  graph.edge("data", "double"), graph.edge("double", "take");
+  text = error_of([&] { Executor(compile(graph)).run(1); });
+  EXPECT_TRUE(has(text, "node 'double' in round 0: output 'y' wants FP32[1,2], got FP32[2,2]"))
+      << text;
+}
+
+TEST(Run, AMessageThatCannotBeSentNamesItsEdge) {
+  auto graph = graph_on("cpu:2");
+  graph.node("data", function(Function([](const Tensors&, int64_t) {
+               return Tensors{at::zeros(std::vector<int64_t>(11, 1))};
+             })),
+             {.device = 0, .outputs = {"y"}});
+  graph.node("take", plus(0), {.device = 1});
+  graph.edge("data", "take", {.transport = Transport::Send});
+  const auto text = error_of([&] { Executor(compile(graph)).run(1); });
+  EXPECT_TRUE(has(text,
+                  "edge 'data.y -> take.x' failed in round 0: a value that is sent has 10 "
+                  "sizes at most, got 11") &&
+              has(text, "it sent FP32[1,1,1,1,1,1,1,1,1,1,1]"))
+      << text;
 }
 
 // ---- copies ----

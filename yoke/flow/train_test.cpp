@@ -237,6 +237,81 @@ TEST(Flow, AModuleOfOnesOwnIsTrained) {
   EXPECT_NEAR(number(executor.weights("line")[0]), 3, 1e-3);
 }
 
+// A value that comes by itself is a leaf, into which autograd lets nobody write.
+TEST(Flow, WritingInPlaceOnTheWayOfGradientsEqualsOneDevice) {
+  Net front("mlp:2,16,16", "front"), back("mlp:16,16,3", "back");
+  const Batches batches;
+  std::vector<double> wanted;
+  for (int64_t i = 0; i < 10; ++i) {
+    const auto batch = batches(i);
+    auto loss = at::cross_entropy_loss(back(front(batch[0]) * 2), batch[1]);
+    wanted.push_back(loss.item<double>());
+    loss.backward();
+    front.step(0.3), back.step(0.3);
+  }
+  const auto twice = function([](const Tensors& in) { return in[0].mul_(2); });
+  for (const auto transport :
+       {Transport::Alias, Transport::Copy, Transport::Send, Transport::Host}) {
+    auto graph = graph_on("cpu:2");
+    add(graph, "data", "spirals:batch=32,points=200", {.device = 0});
+    add(graph, "front", "mlp:2,16,16",
+        {.device = 0, .role = Role::Train, .optimizer = {.lr = 0.3}});
+    graph.node("twice", twice, {.device = 1, .in_place = true});
+    add(graph, "back", "mlp:16,16,3", {.device = 1, .role = Role::Train, .optimizer = {.lr = 0.3}});
+    add(graph, "loss", "cross_entropy", {.device = 1});
+    graph.edge("data.x", "front");
+    graph.edge("front", "twice", {.transport = transport});
+    graph.edge("twice", "back"), graph.edge("back", "loss.x");
+    graph.edge("data.label", "loss.label");
+    Executor executor(compile(graph));
+    executor.run(10);
+    expect_near(executor.losses("loss"), wanted, kClose);
+  }
+}
+
+struct AddedImpl : torch::nn::Module {
+  AddedImpl() : by(register_parameter("by", at::zeros({4}))) {}
+  at::Tensor forward(const at::Tensor& x) { return x + by; }
+  at::Tensor by;
+};
+TORCH_MODULE(Added);
+
+// Of a sum autograd gives one tensor back for both: as a gradient it is traded, which writes into
+// it, and as that of the input it is on its way to who comes before.
+TEST(Flow, ATradeWritesIntoNoGradientThatIsOnItsWay) {
+  std::atomic<bool> traded = false;
+  auto graph = graph_on("cpu:2");
+  graph.node("data",
+             function(Function([](const Tensors&, int64_t) { return Tensors{at::ones({4})}; })),
+             {.device = 1, .outputs = {"y"}});
+  graph.node("first", module([] { return Added(); }),
+             {.device = 1, .role = Role::Train, .optimizer = {.lr = 1}});
+  graph.edge("data", "first");
+  for (const int at : {0, 1}) {
+    const std::string name = cat("n", at), loss = cat("loss", at);
+    graph.node(name, module([] { return Added(); }),
+               {.device = 0, .role = Role::Train, .optimizer = {.lr = 1}});
+    graph.node(loss, function([at](const Tensors& in) {
+                 return at == 0 ? (in[0] * at::ones_like(in[0])).sum() : in[0].sum() * 5;
+               }),
+               {.device = 0, .inputs = {"x"}, .outputs = {"loss"}, .loss = "loss"});
+    graph.edge(at == 0 ? "first" : "data", name), graph.edge(name, loss);
+  }
+  graph.exchange({.what = Exchange::What::Gradients, .name = "trade"}, {"n0", "n1"});
+  Executor executor(
+      compile(graph), {.before = [&](int, const plan::Operation& operation) {
+        if (operation.name == "n0 step") traded = true;
+        const Time patience = SteadyClock().now() + std::chrono::seconds(5);
+        while (operation.name == "first back" && !traded && SteadyClock().now() < patience)
+          std::this_thread::yield();
+      }});
+  executor.run(1);
+  EXPECT_TRUE(traded);
+  EXPECT_EQ(number(executor.weights("first")[0]), -1);
+  EXPECT_EQ(number(executor.weights("n0")[0]), -3);
+  EXPECT_EQ(number(executor.weights("n1")[0]), -3);
+}
+
 Graph two_learners(const std::string& devices, Exchange exchange) {
   auto graph = graph_on(devices);
   const int second = devices == "cpu:2" ? 1 : 0;

@@ -24,19 +24,91 @@ using Kind = yoke::Kind;
 
 double seconds(Duration time) { return std::chrono::duration<double>(time).count(); }
 
+// By port; of one without a port the shape alone.
+std::string describe(const std::vector<Port>& ports, const std::vector<Tensors>& values) {
+  std::vector<std::string> texts;
+  for (size_t i = 0; i < values.size(); ++i)
+    texts.push_back(
+        cat(i < ports.size() ? ports[i].port.name + " " : "", flow::describe(values[i])));
+  return texts.empty() ? "nothing" : join(texts, ", ");
+}
+std::string describe(const std::vector<Port>& ports, const Tensors& values) {
+  std::vector<Tensors> each;
+  for (const auto& value : values) each.push_back({value});
+  return describe(ports, each);
+}
+
+using Sizes = std::vector<std::pair<const std::string*, int64_t>>;  // of a firing, by name
+
+// One value of a port; a size that has a name is the same in all of the firing.
+bool fits(const Port& declared, const at::Tensor& value, Sizes& sizes) {
+  if (!declared.declared) return true;
+  const auto& port = declared.port;
+  if (!value.defined() || value.scalar_type() != models::dtype_of(port.type) ||
+      value.dim() != int64_t(port.shape.size()))
+    return false;
+  for (size_t d = 0; d < port.shape.size(); ++d) {
+    const auto& wanted = port.shape[d];
+    const int64_t size = value.size(int64_t(d));
+    if (!wanted.holds(size)) return false;
+    if (wanted.name.empty()) continue;
+    const auto known =
+        std::ranges::find_if(sizes, [&](const auto& item) { return *item.first == wanted.name; });
+    if (known == sizes.end())
+      sizes.emplace_back(&wanted.name, size);
+    else if (known->second != size)
+      return false;
+  }
+  return true;
+}
+
+bool can_cut(const at::Tensor& whole, int64_t count) {
+  return whole.defined() && whole.dim() > 0 && whole.size(0) % count == 0;
+}
+
+// How often each was written into, as far as LibTorch counts.
+std::vector<int64_t> versions_of(const Tensors& values) {
+  std::vector<int64_t> versions;
+  for (const auto& value : values)
+    versions.push_back(value.defined() && !value.is_inference() ? value._version() : 0);
+  return versions;
+}
+
+// Somebody else may be reading it, and what is proved knows of declared writers alone.
+void check_unwritten(const Node& node, const Tensors& inputs, const std::vector<int64_t>& before) {
+  const auto after = versions_of(inputs);
+  for (size_t i = node.options.in_place ? 1 : 0; i < inputs.size(); ++i)
+    if (after[i] != before[i])
+      fail(Kind::Usage, "its input '", node.inputs[i].port.name,
+           "' was written into while it computed, wanted as it came, for others may have it; ",
+           i == 0 ? "say in_place = true of the node, which then gets a value of its own"
+                  : "in_place = true is for the first input: put this one there, or let the model "
+                    "write into a copy");
+}
+
+// To be written into: autograd may give one tensor for several, or what came to it, or one number
+// for all of a shape.
+at::Tensor unshared(at::Tensor gradient) {
+  const bool alone = gradient.use_count() == 1 &&
+                     (!gradient.has_storage() || (gradient.storage().use_count() == 1 &&
+                                                  gradient.is_non_overlapping_and_dense()));
+  return alone ? gradient : gradient.clone();
+}
+
+}  // namespace
+
 std::string describe(const at::Tensor& tensor) {
   if (!tensor.defined()) return "nothing";
   return plan::to_text(models::type_of(tensor.scalar_type()), tensor.sizes());
 }
 
-std::string describe(const std::vector<Port>& ports, const Tensors& values) {
+std::string describe(const Tensors& values) {
+  constexpr size_t kMost = 8;
   std::vector<std::string> texts;
-  for (size_t i = 0; i < values.size(); ++i)
-    texts.push_back(cat(i < ports.size() ? ports[i].port.name : "?", " ", describe(values[i])));
-  return texts.empty() ? "nothing" : join(texts, ", ");
+  for (size_t i = 0; i < std::min(kMost, values.size()); ++i) texts.push_back(describe(values[i]));
+  if (values.size() > kMost) texts.push_back(cat("… (", values.size(), ")"));
+  return texts.empty() ? "nothing" : join(texts, " ");
 }
-
-}  // namespace
 
 Walk::Walk(Run& run, comm::Communicator world, comm::World& whole)
     : run_(run),
@@ -74,7 +146,14 @@ void Walk::row(Level& level) {
     if (run_.options.before) run_.options.before(me_, operations[i]);
     const auto ticket = whole_.flights().post(
         me_, {.kind = level.names[i], .group = flights_, .sequence = uint64_t(round_)});
-    perform(level, operations[i], tasks[i], level.names[i]);
+    try {
+      perform(level, operations[i], tasks[i], level.names[i]);
+    } catch (const Error&) {
+      throw;  // which has been told
+    } catch (const std::exception&) {
+      retell(cat("operation '", operations[i].name, "'"),
+             cat("on ", run_.compiled.program.queues[size_t(me_)]));
+    }
     whole_.flights().finish(me_, ticket);
   }
 }
@@ -102,18 +181,28 @@ void Walk::perform(Level& level, const plan::Operation& operation, const Task& t
     }
     case Task::Kind::Trade: {
       const Time begin = clock_.now();
-      trade(level, operation, task);
+      try {
+        trade(level, operation, task);
+      } catch (...) {
+        const auto& graph = run_.compiled.graph;
+        std::vector<std::string> texts;
+        for (const int node : task.nodes)
+          texts.push_back(cat("node '", graph.nodes()[size_t(node)].name, "' has ",
+                              describe(run_.compiled.bodies[size_t(node)].weights)));
+        retell(cat("exchange '", graph.exchanges()[size_t(task.exchange)].name, "'"),
+               join(texts, ", "));
+      }
       const Time end = ended(name, observe::Category::Comm, begin);
       run_.trades[size_t(task.exchange) * run_.wakes.size() + size_t(me_)].move_s +=
           seconds(end - begin);
       return;
     }
-    case Task::Kind::Barrier: {
-      const Time begin = clock_.now();
-      level.groups[size_t(operation.group)].barrier();
-      met(task, ended(name, observe::Category::Wait, begin) - begin);
-      return;
-    }
+    case Task::Kind::Barrier:
+      return meet(task, [&] {
+        const Time begin = clock_.now();
+        level.groups[size_t(operation.group)].barrier();
+        ended(name, observe::Category::Wait, begin);
+      });
     case Task::Kind::Loop:
       return loop(level, operation, task);
     case Task::Kind::Branch:
@@ -144,13 +233,6 @@ double Walk::await(const Ready& ready, const std::string& channel, const char* w
   if (run_.options.tracer)
     run_.options.tracer->record(channel.c_str(), observe::Category::Wait, begin, end);
   return seconds(end - begin);
-}
-
-void Walk::met(const Task& task, Duration waited) {
-  const size_t place = task.region < 0 ? run_.compiled.graph.regions().size() : size_t(task.region);
-  auto& figures = run_.meetings[place * run_.wakes.size() + size_t(me_)];
-  ++figures.values;
-  figures.wait_s += seconds(waited);
 }
 
 EdgeState* Walk::edge_state(const Task& task, size_t place, bool given) {
@@ -208,7 +290,7 @@ void Walk::give(Level& level, int channel, Value value) {
 }
 
 Time Walk::ended(const char* name, observe::Category category, Time begin) const {
-  if (run_.options.tracer == nullptr) return clock_.now();
+  if (run_.options.tracer == nullptr || whole_.failed()) return clock_.now();
   if (device_.is_cuda()) {  // else it would be the time of the launches
     const c10::impl::VirtualGuardImpl guard(at::kCUDA);
     guard.synchronizeStream(guard.getStream(device_));
@@ -229,8 +311,9 @@ void Walk::await_stream(const Value& value) const {
 
 // To be written into: itself where nobody else has it, which on a GPU the host cannot tell.
 at::Tensor Walk::owned(const at::Tensor& tensor, long held) const {
-  const bool alone =
-      !device_.is_cuda() && long(tensor.use_count()) == held && tensor.storage().use_count() == 1;
+  const bool leaf = tensor.requires_grad() && tensor.is_leaf();  // autograd wants it as it is
+  const bool alone = !leaf && !device_.is_cuda() && long(tensor.use_count()) == held &&
+                     tensor.storage().use_count() == 1;
   return alone ? tensor : tensor.clone();
 }
 
@@ -247,65 +330,48 @@ at::Tensor Walk::arrive(Value value, EdgeState& edge, const Edge* options) {
   const bool there = edge.transport == Transport::Alias || edge.transport == Transport::Send;
   if (there && from == device_) return tensor;
   const Time begin = clock_.now();
-  if (edge.transport == Transport::Host)
-    tensor = tensor.to(at::kCPU, tensor.scalar_type(), false, true);
-  if (edge.transport == Transport::Copy || tensor.device() != device_)
-    tensor = tensor.to(device_, tensor.scalar_type(),
-                       /*non_blocking=*/from.is_cuda() && device_.is_cuda(),
-                       /*copy=*/edge.transport == Transport::Copy);
+  try {
+    if (edge.transport == Transport::Host)
+      tensor = tensor.to(at::kCPU, tensor.scalar_type(), false, true);
+    if (edge.transport == Transport::Copy || tensor.device() != device_)
+      tensor = tensor.to(device_, tensor.scalar_type(),
+                         /*non_blocking=*/from.is_cuda() && device_.is_cuda(),
+                         /*copy=*/edge.transport == Transport::Copy);
+  } catch (...) {
+    retell(cat("edge '", edge.figures.name, "'"),
+           cat("it carried ", describe(value.tensor), " from ", from.str(), " to ", device_.str()));
+  }
   edge.figures.move_s +=
       seconds(ended(edge.figures.name.c_str(), observe::Category::Comm, begin) - begin);
   return tensor;
 }
 
-void Walk::check(const Node& node, const std::vector<Port>& ports, const Tensors& values,
-                 const char* side, Sizes& sizes) const {
-  const auto refuse = [&](const Port& port, const at::Tensor& value) {
-    fail(Kind::Usage, "node '", node.name, "' in round ", round_, ": ", side, " '", port.port.name,
-         "' wants ", port.port.wanted(), ", got ", describe(value),
-         "; all of them: ", describe(ports, values));
-  };
-  for (size_t i = 0; i < ports.size() && i < values.size(); ++i) {
-    if (!ports[i].declared || ports[i].tokens != 1) continue;
-    const auto& port = ports[i].port;
-    const auto& value = values[i];
-    if (!value.defined() || value.scalar_type() != models::dtype_of(port.type) ||
-        value.dim() != int64_t(port.shape.size()))
-      refuse(ports[i], value);
-    for (size_t d = 0; d < port.shape.size(); ++d) {
-      const auto& wanted = port.shape[d];
-      const int64_t size = value.size(int64_t(d));
-      if (!wanted.holds(size)) refuse(ports[i], value);
-      if (wanted.name.empty()) continue;
-      const auto known =
-          std::ranges::find_if(sizes, [&](const auto& item) { return *item.first == wanted.name; });
-      if (known == sizes.end())
-        sizes.emplace_back(&wanted.name, size);
-      else if (known->second != size)
-        refuse(ports[i], value);
-    }
+void Walk::retell(const std::string& who, const std::string& given,
+                  const std::string& where) const {
+  auto kind = Kind::Internal;
+  std::string what;
+  try {
+    throw;
+  } catch (const Error& error) {
+    kind = error.kind();
+    what = error.what();
+  } catch (const std::exception& error) {
+    what = comm::text_of(error);
+    if (device_.is_cuda() && what.find("CUDA error") != what.npos) kind = Kind::Device;
   }
+  fail(kind, who, " failed in round ", round_, where, ": ", what, "\n  ", given);
 }
 
 template <typename Compute>
 void Walk::guarded(const Task& task, const Tensors& inputs, const Compute& compute) {
-  const auto& node = run_.compiled.graph.nodes()[size_t(task.node)];
-  const auto text = [&](const std::string& what) {
-    return cat("node '", node.name, "' failed in round ", round_,
-               task.kind == Task::Kind::Backward ? " on the way back"
-               : task.kind == Task::Kind::Step   ? " in its optimizer"
-                                                 : "",
-               ": ", what, "\n  it was given ", describe(node.inputs, inputs));
-  };
   try {
     compute();
-  } catch (const Error& error) {
-    fail(error.kind(), text(error.what()));
-  } catch (const std::exception& error) {
-    fail(device_.is_cuda() && std::string(error.what()).find("CUDA error") != std::string::npos
-             ? Kind::Device
-             : Kind::Internal,
-         text(comm::text_of(error)));
+  } catch (...) {
+    const auto& node = run_.compiled.graph.nodes()[size_t(task.node)];
+    retell(cat("node '", node.name, "'"), cat("it was given ", describe(node.inputs, inputs)),
+           task.kind == Task::Kind::Backward ? " on the way back"
+           : task.kind == Task::Kind::Step   ? " in its optimizer"
+                                             : "");
   }
 }
 
@@ -331,21 +397,34 @@ void Walk::forward(Level& level, const plan::Operation& operation, const Task& t
   Tensors outputs, inputs;
   Sizes sizes;
   const Time begin = clock_.now();
+  const auto refuse = [&](const char* side, const Port& port, const at::Tensor& value,
+                          const std::string& all) {
+    fail(Kind::Usage, "node '", node.name, "' in round ", round_, ": ", side, " '", port.port.name,
+         "' wants ", port.port.wanted(), ", got ", describe(value), "; all of them: ", all);
+  };
   {
     const torch::AutoGradMode grad(trains);
-    for (auto& values : taken) inputs.push_back(values.size() == 1 ? values[0] : at::cat(values));
-    if (node.options.in_place && !inputs.empty() && inputs[0].defined())
-      inputs[0] = owned(inputs[0], taken[0].size() == 1 ? 2 : 1);
+    for (size_t i = 0; i < taken.size(); ++i)
+      for (const auto& value : taken[i])
+        if (!fits(node.inputs[i], value, sizes))
+          refuse(node.gives.empty() ? "input" : "output", node.inputs[i], value,
+                 describe(node.inputs, taken));
+    try {
+      for (auto& values : taken) inputs.push_back(values.size() == 1 ? values[0] : at::cat(values));
+    } catch (...) {
+      retell(
+          cat("node '", node.name, "'"), cat("it was given ", describe(node.inputs, taken)),
+          cat(", where values of input '", node.inputs[inputs.size()].port.name, "' are joined"));
+    }
     if (!node.feeds.empty()) {
       const auto place = std::ranges::find(run_.input_names, node.feeds) - run_.input_names.begin();
       auto fed = run_.feeds[size_t(place)]->pop(run_.options.timeout);
       if (!fed) fail(Kind::Internal, "input '", node.feeds, "' has no value in round ", round_);
       await_stream(*fed);
-      outputs.push_back(fed->tensor.to(device_));
+      guarded(task, {fed->tensor}, [&] { outputs.push_back(fed->tensor.to(device_)); });
     } else if (!node.gives.empty()) {
       const auto place =
           std::ranges::find(run_.output_names, node.gives) - run_.output_names.begin();
-      check(node, node.inputs, inputs, "output", sizes);
       auto value = leave(inputs[0]);
       if (run_.keeps_last)
         run_.last_results[size_t(place)] = std::move(value);
@@ -353,14 +432,29 @@ void Walk::forward(Level& level, const plan::Operation& operation, const Task& t
         (void)run_.results[size_t(place)]->push(value, run_.options.timeout);
       run_.given.notify_all();
     } else {
-      check(node, node.inputs, inputs, "input", sizes);
       if (state.shares && body.set_mode) body.set_mode(node.options.role == Role::Train);
-      guarded(task, inputs, [&] { outputs = body.run(inputs, state.firing); });
+      guarded(task, inputs, [&] {
+        if (node.options.in_place && !inputs.empty() && inputs[0].defined())
+          inputs[0] = owned(inputs[0], taken[0].size() == 1 ? 2 : 1);
+        const auto before = versions_of(inputs);
+        outputs = body.run(inputs, state.firing);
+        check_unwritten(node, inputs, before);
+      });
     }
     if (outputs.size() < node.outputs.size())
       fail(Kind::Usage, "node '", node.name, "' in round ", round_, " gave ", outputs.size(),
            " values, and has ", node.outputs.size(), " outputs");
-    check(node, node.outputs, outputs, "output", sizes);
+    for (size_t i = 0; i < node.outputs.size(); ++i) {
+      const auto& port = node.outputs[i];
+      const auto one = [&](const at::Tensor& value) {
+        if (!fits(port, value, sizes))
+          refuse("output", port, value, describe(node.outputs, outputs));
+      };
+      if (port.tokens == 1 || !port.declared)
+        one(outputs[i]);
+      else if (can_cut(outputs[i], port.tokens))  // else it is refused where it is cut
+        for (const auto& piece : outputs[i].chunk(port.tokens)) one(piece);
+    }
   }
   ++state.firing;
   for (size_t i = 0; i < node.outputs.size(); ++i)
@@ -383,7 +477,7 @@ void Walk::forward(Level& level, const plan::Operation& operation, const Task& t
     const at::Tensor& whole = outputs[size_t(task.give_ports[i])];
     const int edge = task.give_edges[i];
     const bool due = edge < 0 || (round_ - run_.base) % edges[size_t(edge)].options.every == 0;
-    if (access.count > 1 && (whole.dim() == 0 || whole.size(0) % access.count != 0))
+    if (access.count > 1 && !can_cut(whole, access.count))
       fail(Kind::Usage, "node '", node.name, "' in round ", round_, " gives ", access.count,
            " values a firing, and ", describe(whole), " has rows that cannot be cut so");
     const auto pieces = access.count > 1 ? whole.chunk(access.count) : Tensors{whole};
@@ -415,21 +509,21 @@ void Walk::backward(Level& level, const plan::Operation& operation, const Task& 
     for (int64_t k = 0; k < operation.takes[i].count; ++k)
       pieces.push_back(arrive(take(level, operation.takes[i].channel),
                               run_.gradients[size_t(task.take_edges[i])], nullptr));
-    auto& sum = sums[size_t(task.take_ports[i])];
-    const auto whole = pieces.size() == 1 ? pieces[0] : at::cat(pieces);
-    sum = sum.defined() ? sum + whole : whole;
+    const auto port = size_t(task.take_ports[i]);
+    auto& sum = sums[port];
+    try {
+      const auto whole = pieces.size() == 1 ? pieces[0] : at::cat(pieces);
+      sum = sum.defined() ? sum + whole : whole;
+    } catch (...) {
+      retell(cat("node '", node.name, "'"),
+             cat("it was given ", describe(pieces), sum.defined() ? " to add to " : "",
+                 sum.defined() ? describe(sum) : ""),
+             cat(" on the way back, where gradients of output '", node.outputs[port].port.name,
+                 "' are added"));
+    }
   }
   const Time begin = clock_.now();
   Tensors roots, root_gradients, leaves, inputs;
-  for (size_t i = 0; i < node.outputs.size(); ++i) {
-    const auto& output = saved.outputs[i];
-    if (!output.requires_grad()) continue;
-    if (node.outputs[i].port.name == node.options.loss)
-      sums[i] = sums[i].defined() ? sums[i] + at::ones_like(output) : at::ones_like(output);
-    if (!sums[i].defined()) continue;
-    roots.push_back(output);
-    root_gradients.push_back(sums[i].to(output.scalar_type()));
-  }
   // What came as whole numbers has no gradient.
   Tensors given;
   for (const int port : task.give_ports)
@@ -441,16 +535,25 @@ void Walk::backward(Level& level, const plan::Operation& operation, const Task& 
   if (trained) leaves.insert(leaves.end(), weights.begin(), weights.end());
   for (const auto& values : saved.inputs) inputs.push_back(values[0]);
   Tensors found(leaves.size());
-  if (!roots.empty())
-    guarded(task, inputs, [&] {
+  guarded(task, inputs, [&] {
+    for (size_t i = 0; i < node.outputs.size(); ++i) {
+      const auto& output = saved.outputs[i];
+      if (!output.requires_grad()) continue;
+      if (node.outputs[i].port.name == node.options.loss)
+        sums[i] = sums[i].defined() ? sums[i] + at::ones_like(output) : at::ones_like(output);
+      if (!sums[i].defined()) continue;
+      roots.push_back(output);
+      root_gradients.push_back(sums[i].to(output.scalar_type()));
+    }
+    if (!roots.empty())
       found = torch::autograd::grad(roots, leaves, root_gradients, /*retain_graph=*/false,
                                     /*create_graph=*/false, /*allow_unused=*/true);
-    });
-  for (size_t i = num_inputs; i < leaves.size(); ++i) {
-    if (!found[i].defined()) continue;
-    auto& gradient = leaves[i].mutable_grad();
-    gradient = gradient.defined() ? gradient + found[i] : found[i];
-  }
+    for (size_t i = num_inputs; i < leaves.size(); ++i) {
+      if (!found[i].defined()) continue;
+      auto& gradient = leaves[i].mutable_grad();
+      gradient = gradient.defined() ? gradient + found[i] : unshared(std::move(found[i]));
+    }
+  });
   state.figures.back_s += seconds(ended(name, observe::Category::Compute, begin) - begin);
 
   await_room(level, operation, task);

@@ -7,6 +7,9 @@
 
 namespace yoke::flow {
 
+std::string describe(const at::Tensor& tensor);  // "FP32[2,3]"
+std::string describe(const Tensors& values);     // of many the first
+
 class Walk {
  public:
   Walk(Run& run, comm::Communicator world, comm::World& whole);
@@ -47,13 +50,14 @@ class Walk {
   at::Tensor owned(const at::Tensor& tensor, long held) const;
   // The end of an operation that began then: waited for on a GPU where it is traced.
   Time ended(const char* name, observe::Category category, Time begin) const;
-  void met(const Task& task, Duration waited);  // the others of a loop, a branch or the phases
+  // With the others of a loop, a branch or the phases.
+  void meet(const Task& task, const std::function<void()>& meeting);
   bool decide(Level& level, const plan::Operation& operation, const Task& task, const Value& value);
-  using Sizes = std::vector<std::pair<const std::string*, int64_t>>;  // of a firing, by name
-  void check(const Node& node, const std::vector<Port>& ports, const Tensors& values,
-             const char* side, Sizes& sizes) const;
   template <typename Compute>
   void guarded(const Task& task, const Tensors& inputs, const Compute& compute);
+  // In a handler: the same error, with who met it, in which round, and the shapes concerned.
+  [[noreturn]] void retell(const std::string& who, const std::string& given,
+                           const std::string& where = {}) const;
   EdgeState* edge_state(const Task& task, size_t place, bool given);
 
   Run& run_;

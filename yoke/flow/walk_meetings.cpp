@@ -12,16 +12,23 @@
 #include "yoke/models/port.h"
 
 namespace yoke::flow {
-namespace {
 
-bool says_yes(const at::Tensor& value) {
-  if (value.numel() != 1)
-    fail(Kind::Usage, "what decides must be one number, got ",
-         plan::to_text(models::type_of(value.scalar_type()), value.sizes()));
-  return value.item<double>() != 0;
+void Walk::meet(const Task& task, const std::function<void()>& meeting) {
+  const auto& regions = run_.compiled.graph.regions();
+  const size_t place = task.region < 0 ? regions.size() : size_t(task.region);
+  const Time begin = clock_.now();
+  try {
+    meeting();
+  } catch (...) {
+    retell(task.region < 0 ? "the end of a phase"
+                           : cat(task.kind == Task::Kind::Loop ? "loop '" : "branch '",
+                                 regions[place].name, "'"),
+           cat("where ", run_.compiled.program.queues[size_t(me_)], " met the others"));
+  }
+  auto& figures = run_.meetings[place * run_.wakes.size() + size_t(me_)];
+  ++figures.values;
+  figures.wait_s += std::chrono::duration<double>(clock_.now() - begin).count();
 }
-
-}  // namespace
 
 // Rank, datatype and sizes go first: the other end does not know them.
 void Walk::send(Level& level, const plan::Operation& operation) {
@@ -30,17 +37,22 @@ void Walk::send(Level& level, const plan::Operation& operation) {
   for (int64_t k = 0; k < access.count; ++k) {
     const Value value = take(level, access.channel);
     auto head = at::full({12}, -1, at::kLong);
-    if (value.tensor.defined()) {
-      if (value.tensor.dim() > 10)
-        fail(Kind::Usage, "'", operation.what, "' has more than 10 sizes");
-      auto* const numbers = head.mutable_data_ptr<int64_t>();
-      numbers[0] = value.tensor.dim();
-      numbers[1] = int64_t(value.tensor.scalar_type());
-      std::ranges::copy(value.tensor.sizes(), numbers + 2);
+    try {
+      if (value.tensor.defined()) {
+        if (value.tensor.dim() > 10)
+          fail(Kind::Usage, "a value that is sent has 10 sizes at most, got ", value.tensor.dim(),
+               "; let the node flatten it, or give the edge another transport");
+        auto* const numbers = head.mutable_data_ptr<int64_t>();
+        numbers[0] = value.tensor.dim();
+        numbers[1] = int64_t(value.tensor.scalar_type());
+        std::ranges::copy(value.tensor.sizes(), numbers + 2);
+      }
+      world_.send(head, operation.peer).wait();
+      if (value.tensor.defined())
+        world_.send(value.tensor.to(device_).contiguous(), operation.peer).wait();
+    } catch (...) {
+      retell(cat("edge '", operation.what, "'"), cat("it sent ", describe(value.tensor)));
     }
-    world_.send(head, operation.peer).wait();
-    if (value.tensor.defined())
-      world_.send(value.tensor.to(device_).contiguous(), operation.peer).wait();
   }
 }
 
@@ -49,18 +61,25 @@ double Walk::receive(Level& level, const plan::Operation& operation) {
   Tensors received;
   Duration moved{0};
   for (int64_t k = 0; k < access.count; ++k) {
-    auto head = at::empty({12}, at::kLong);
-    world_.recv(head, operation.peer).wait();
-    const Time begin = clock_.now();  // who sends is there
+    const auto head = at::full({12}, -1, at::kLong);
     const auto* const numbers = head.const_data_ptr<int64_t>();
-    if (numbers[0] < 0) {
+    const auto sizes = [&] { return at::IntArrayRef(numbers + 2, size_t(numbers[0])); };
+    try {
+      world_.recv(head, operation.peer).wait();
+      const Time begin = clock_.now();  // who sends is there
       received.emplace_back();
-      continue;
+      if (numbers[0] < 0) continue;
+      received.back() =
+          at::empty(sizes(), at::TensorOptions(device_).dtype(at::ScalarType(numbers[1])));
+      world_.recv(received.back(), operation.peer).wait();
+      moved += clock_.now() - begin;
+    } catch (...) {
+      retell(cat("edge '", operation.what, "'"),
+             numbers[0] < 0
+                 ? "nothing had come"
+                 : cat("it was sent ",
+                       plan::to_text(models::type_of(at::ScalarType(numbers[1])), sizes())));
     }
-    received.push_back(at::empty({numbers + 2, size_t(numbers[0])},
-                                 at::TensorOptions(device_).dtype(at::ScalarType(numbers[1]))));
-    world_.recv(received.back(), operation.peer).wait();
-    moved += clock_.now() - begin;
   }
   await_room(level, operation, {.kind = Task::Kind::Recv});
   for (auto& tensor : received) give(level, access.channel, leave(tensor));
@@ -159,12 +178,17 @@ bool Walk::decide(Level& level, const plan::Operation& operation, const Task& ta
                   const Value& value) {
   auto answer = at::zeros({1}, at::kLong);
   if (task.decides) {
+    const auto& region = run_.compiled.graph.regions()[size_t(task.region)];
+    const auto& node = run_.compiled.graph.nodes()[size_t(region.decides.first)];
+    if (!value.tensor.defined() || value.tensor.numel() != 1)
+      fail(Kind::Usage, "node '", node.name, "' in round ", round_, ": output '",
+           node.outputs[size_t(region.decides.second)].port.name, "', by which '", region.name,
+           "' decides, must be one number, got ", describe(value.tensor),
+           "; give it a node that makes one of it, such as above:than=0.5");
     if (value.ready) value.ready->synchronize();
-    answer.fill_(int64_t(says_yes(value.tensor)));
+    answer.fill_(int64_t(value.tensor.item<double>() != 0));
   }
-  const Time begin = clock_.now();
-  level.groups[size_t(operation.group)].all_reduce(answer).wait();
-  met(task, clock_.now() - begin);
+  meet(task, [&] { level.groups[size_t(operation.group)].all_reduce(answer).wait(); });
   return answer.item<int64_t>() != 0;
 }
 
@@ -175,18 +199,18 @@ void Walk::loop(Level& level, const plan::Operation& operation, const Task& task
   await_values(level, operation, task);
   std::vector<Value> taken;
   for (const auto& access : operation.takes) taken.push_back(take(level, access.channel));
-  const Time begin = clock_.now();
-  group.barrier();  // what the last turn of the round before has carried is there
-  for (size_t i = 0; i < taken.size(); ++i) {
-    const auto& inner = task.enters[i];
-    if (inner.carried) body.pipes.pipes[size_t(inner.channel)]->clear();
-    if (inner.carried)
-      body.pipes.pipes[size_t(inner.channel)]->give(std::move(taken[i]));
-    else
-      body.pipes.slots[size_t(inner.channel)] = std::move(taken[i]);
-  }
-  group.barrier();  // and nobody carries before it is so everywhere
-  met(task, clock_.now() - begin);
+  meet(task, [&] {
+    group.barrier();  // what the last turn of the round before has carried is there
+    for (size_t i = 0; i < taken.size(); ++i) {
+      const auto& inner = task.enters[i];
+      if (inner.carried) body.pipes.pipes[size_t(inner.channel)]->clear();
+      if (inner.carried)
+        body.pipes.pipes[size_t(inner.channel)]->give(std::move(taken[i]));
+      else
+        body.pipes.slots[size_t(inner.channel)] = std::move(taken[i]);
+    }
+    group.barrier();  // and nobody carries before it is so everywhere
+  });
   for (int64_t turn = 0; turn < region.most; ++turn) {
     row(body);
     if (region.decides.first < 0) continue;

@@ -17,34 +17,37 @@
 namespace yoke::flow {
 namespace {
 
-// "batch=64,classes=3" or "2,32,3".
+// "batch=64,classes=3".
 struct Arguments {
   std::string word = {};
   std::map<std::string, double> named = {};
-  std::vector<int64_t> plain = {};
 
   Arguments(const std::string& text, const std::map<std::string, double>& defaults)
       : named(defaults) {
     const size_t colon = text.find(':');
     word = text.substr(0, colon);
     if (colon == text.npos) return;
+    std::vector<std::string> forms;  // "by=2"
+    for (const auto& [name, value] : defaults) forms.push_back(cat(name, "=", value));
+    const std::string takes =
+        forms.empty() ? cat("'", word, "' takes no arguments")
+                      : cat("'", word, "' takes ", join(forms, ", "), ", as ", word, ":", forms[0]);
+    std::vector<std::string> said;
     for (const auto& part : split(text.substr(colon + 1), ',')) {
       const size_t equals = part.find('=');
-      const std::string value = equals == part.npos ? part : part.substr(equals + 1);
+      if (equals == part.npos)
+        fail(Kind::Config, "'", text, "': got '", part, "', which names no argument; ", takes);
+      const std::string name = part.substr(0, equals), value = part.substr(equals + 1);
+      if (!named.contains(name))
+        fail(Kind::Config, "'", text, "': no argument '", name, "'; ", takes);
+      if (std::ranges::count(said, name) > 0)
+        fail(Kind::Config, "'", text, "': '", name, "' is said twice; ", takes);
+      said.push_back(name);
       char* end = nullptr;
       const double number = std::strtod(value.c_str(), &end);
       if (value.empty() || *end != '\0' || !std::isfinite(number))
         fail(Kind::Config, "'", text, "': '", part, "' wants a number");
-      if (equals == part.npos) {
-        plain.push_back(int64_t(number));
-      } else if (named.contains(part.substr(0, equals))) {
-        named[part.substr(0, equals)] = number;
-      } else {
-        std::vector<std::string> names;
-        for (const auto& [name, unused] : named) names.push_back(name);
-        fail(Kind::Config, "'", text, "': no argument '", part.substr(0, equals), "'; ",
-             names.empty() ? "it takes none" : cat("there are: ", join(names, ", ")));
-      }
+      named[name] = number;
     }
   }
   double number(const std::string& name) const { return named.at(name); }
@@ -130,11 +133,20 @@ Word noise_word(const Arguments& is, uint64_t seed, const std::string& key, bool
 
 // ---- models ----
 
-Word mlp_word(const Arguments& is, uint64_t seed, const std::string& key) {
-  if (is.plain.size() < 2 || std::ranges::any_of(is.plain, [](int64_t size) { return size < 1; }))
-    fail(Kind::Config, "'mlp' wants its sizes, input to output, as mlp:2,32,3");
+Word mlp_word(const std::string& text, uint64_t seed, const std::string& key) {
+  std::vector<int64_t> sizes;
+  const size_t colon = text.find(':');
+  for (const auto& part : split(colon == text.npos ? "" : text.substr(colon + 1), ',')) {
+    const auto size = parse_int(part);
+    if (!size || *size < 1 || *size > 1'000'000'000)
+      fail(Kind::Config, "'", text, "': got '", part,
+           "', and an mlp wants its sizes, whole numbers from 1, input to output, as mlp:2,32,3");
+    sizes.push_back(*size);
+  }
+  if (sizes.size() < 2)
+    fail(Kind::Config, "'", text, "' wants two sizes or more, input to output, as mlp:2,32,3");
   Word word{.inputs = {"x"}, .outputs = {"y"}};
-  word.open = [sizes = is.plain, seed, key](at::Device device) {
+  word.open = [sizes, seed, key](at::Device device) {
     Body body;
     for (size_t i = 0; i + 1 < sizes.size(); ++i) {
       const Rng rng(seed, cat(key, ".", i));
@@ -230,7 +242,7 @@ const std::vector<Known>& known() {
        }},
       {"mlp", "layers with tanh between, by their sizes: mlp:2,32,3; takes x, gives y",
        [](const std::string& text, uint64_t seed, const std::string& key) {
-         return mlp_word(Arguments(text, {}), seed, key);
+         return mlp_word(text, seed, key);
        }},
       {"cross_entropy", "takes scores x and label, gives loss",
        fixed(

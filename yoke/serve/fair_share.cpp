@@ -2,6 +2,7 @@
 #include "yoke/serve/fair_share.h"
 
 #include <algorithm>
+#include <cmath>
 #include <tuple>
 
 #include "yoke/base/error.h"
@@ -9,7 +10,11 @@
 namespace yoke::serve {
 namespace {
 
+constexpr double kLentBurst = 0.1;  // seconds of each device that borrowers may have saved up
+
 double seconds(Duration duration) { return std::chrono::duration<double>(duration).count(); }
+
+bool is_whole(double devices) { return std::abs(devices - std::round(devices)) < 1e-9; }
 
 }  // namespace
 
@@ -49,18 +54,30 @@ int FairShare::add(const Share& share, Time now) {
   return int(tenants_.size()) - 1;
 }
 
-// Devices that must stay idle for tenants that do not lend all of what they leave.
+// Of tenants that do not lend all of what they leave, in devices.
+double FairShare::not_lent() const {
+  double sum = 0;
+  for (const auto& tenant : tenants_)
+    sum += rate(tenant.share.guaranteed) * (1 - tenant.share.lendable);
+  return sum;
+}
+
+// What of that must stay idle now: others compute.
 double FairShare::kept_back() const {
   double sum = 0;
   for (const auto& tenant : tenants_)
     sum +=
         std::max(0.0, rate(tenant.share.guaranteed) * (1 - tenant.share.lendable) - tenant.running);
-  return sum;
+  return is_whole(not_lent()) ? sum : std::floor(sum + 1e-9);
 }
 
 std::optional<FairShare::Turn> FairShare::pick(Time now, const std::vector<int>& waiting,
                                                int idle) {
   for (auto& tenant : tenants_) fill(tenant, now);
+  const double kept = not_lent();
+  lent_ = std::min(kLentBurst * num_devices_,
+                   lent_ + seconds(now - lent_since_) * (num_devices_ - kept));
+  lent_since_ = now;
   const auto first_of = [&](bool borrows) {
     std::optional<int> best;
     double least = 0;
@@ -79,12 +96,15 @@ std::optional<FairShare::Turn> FairShare::pick(Time now, const std::vector<int>&
   };
   if (const auto own = first_of(false)) return Turn{*own, false};
   if (double(idle) - 1 < kept_back() - 1e-9) return std::nullopt;
+  if (!is_whole(kept) && lent_ <= 0) return std::nullopt;
   if (const auto borrower = first_of(true)) return Turn{*borrower, true};
   return std::nullopt;
 }
 
 Time FairShare::retry_at(Time now, const std::vector<int>& waiting) const {
   double soonest = 1;  // seconds
+  const double kept = not_lent();
+  if (!is_whole(kept) && lent_ <= 0) soonest = std::min(1.0, -lent_ / (num_devices_ - kept) + 1e-6);
   for (const int number : waiting) {
     const auto& tenant = tenants_[size_t(number)];
     const auto until = [&](double tokens, double part) {
@@ -108,6 +128,7 @@ void FairShare::start(Turn& turn, Duration predicted) {
   tag = time + cost / weight;
   tenant.owed = std::max(tenant.owed - cost, -most(tenant));  // what is borrowed long is forgotten
   tenant.allowed -= cost;
+  if (turn.borrows) lent_ -= cost;
   tenant.running += !turn.borrows;
 }
 
@@ -117,6 +138,7 @@ void FairShare::finish(const Turn& turn, Duration measured) {
   (turn.borrows ? tenant.borrow_tag : tenant.own_tag) += more / turn.weight;
   tenant.owed = std::max(tenant.owed - more, -most(tenant));
   tenant.allowed -= more;
+  if (turn.borrows) lent_ -= more;
   tenant.running -= !turn.borrows;
   tenant.used += measured;
   if (turn.borrows) tenant.borrowed += measured;

@@ -4,12 +4,14 @@
 // start-time fair queueing (Goyal et al., 1996); then who borrows what others leave, by weight.
 // What a piece of work will cost is charged when it starts and set right when it ends: charged at
 // the end alone, one tenant would fill every device that falls free meanwhile.
+// What is not lent stays idle as whole devices; of a part of one, borrowers leave that much time.
 //   const auto turn = share.pick(now, waiting, idle);   // then form its batch
 //   share.start(*turn, predicted);
 //   share.finish(*turn, measured, now);                 // or 0 for what was lost
 // Threads: one at a time.
 #pragma once
 
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -65,11 +67,15 @@ class FairShare {
   void fill(Tenant& tenant, Time now) const;
   double rate(double part) const { return part * num_devices_; }
   double most(const Tenant& tenant) const;
+  double not_lent() const;
   double kept_back() const;
 
   int num_devices_;
   std::vector<Tenant> tenants_;
   double own_time_ = 0, borrow_time_ = 0;  // virtual
+  // Seconds of device time left to all who borrow, as of then; it starts full.
+  double lent_ = std::numeric_limits<double>::infinity();
+  Time lent_since_ = {};
 };
 
 }  // namespace yoke::serve

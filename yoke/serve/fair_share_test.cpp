@@ -50,7 +50,7 @@ class Policy {
 
 class Ours final : public Policy {
  public:
-  explicit Ours(const std::vector<Share>& shares) : share_(kDevices) {
+  explicit Ours(const std::vector<Share>& shares, int devices = kDevices) : share_(devices) {
     for (const auto& share : shares) share_.add(share, at(0));
   }
   std::optional<FairShare::Turn> pick(double now, const std::map<int, double>& waiting,
@@ -131,7 +131,8 @@ struct Result {
   }
 };
 
-Result simulate(Policy& policy, const std::vector<Load>& loads, double seconds) {
+Result simulate(Policy& policy, const std::vector<Load>& loads, double seconds,
+                int devices = kDevices) {
   Result result{.delays = std::vector<std::vector<double>>(loads.size()),
                 .served = std::vector<std::vector<Work>>(loads.size()),
                 .refused = std::vector<int>(loads.size())};
@@ -143,7 +144,7 @@ Result simulate(Policy& policy, const std::vector<Load>& loads, double seconds) 
     const Rng rng(7, "arrivals", t);
     double now = load.begin;
     for (uint64_t i = 0; now < std::min(seconds, load.end); ++i) {
-      now += -std::log(1 - double(rng.uniform(i))) * kService * load.cost / (load.part * kDevices);
+      now += -std::log(1 - double(rng.uniform(i))) * kService * load.cost / (load.part * devices);
       arrivals.push_back({int(t), now, load.cost * kService});
     }
   }
@@ -175,12 +176,12 @@ Result simulate(Policy& policy, const std::vector<Load>& loads, double seconds) 
       if (loads[t].part == 0 && now >= loads[t].begin && now < loads[t].end)
         while ((policy.shares_queue() ? waiting_in_all() : queues[t].size()) < kMostWaiting)
           queues[t].push_back({int(t), now, loads[t].cost * kService});
-    while (int(running.size()) < kDevices) {
+    while (int(running.size()) < devices) {
       std::map<int, double> waiting;
       for (size_t t = 0; t < queues.size(); ++t)
         if (!queues[t].empty()) waiting[int(t)] = queues[t].front().arrival;
       if (waiting.empty()) break;
-      auto turn = policy.pick(now, waiting, kDevices - int(running.size()));
+      auto turn = policy.pick(now, waiting, devices - int(running.size()));
       if (!turn) break;
       Work work = queues[size_t(turn->tenant)].front();
       queues[size_t(turn->tenant)].pop_front();
@@ -271,6 +272,39 @@ TEST(FairShare, CeilingsAndWhatIsNotLentHoldWhileDevicesIdle) {
   Ours half(shares);
   EXPECT_NEAR(simulate(half, {{.part = 1e-9}, {.part = 1e-9}, {}}, 20).busy(2, 1, 20),
               0.75 * kDevices, 0.1);
+}
+
+TEST(FairShare, WhatIsNotLentOfADeviceIsKeptAsTime) {
+  const auto busy = [](const Share& keeper, int devices, const Load& load) {
+    Ours policy({keeper, {}}, devices);
+    const auto result = simulate(policy, {load, {}}, 31, devices);
+    return std::pair(result.busy(0, 1, 31), result.busy(1, 1, 31));
+  };
+  const Load none{.part = 1e-9};
+  const Share tenth{.guaranteed = 0.1, .lendable = 0.9};
+  EXPECT_NEAR(busy(tenth, 1, none).second, 0.99, 0.005);
+  EXPECT_NEAR(busy({.guaranteed = 0.25, .lendable = 0.5}, 2, none).second, 0.875 * 2, 0.01);
+  EXPECT_NEAR(busy({.guaranteed = 0.75, .lendable = 0}, 2, none).second, 0.5, 0.01) << "1.5 kept";
+  EXPECT_NEAR(busy({.guaranteed = 0.5, .lendable = 0}, 2, none).second, 1, 0.01) << "one, idle";
+  for (const double guaranteed : {0.1, 0.4}) {  // it asks for all of it
+    const auto [keeper, borrower] =
+        busy({.guaranteed = guaranteed, .ceiling = guaranteed, .lendable = 0.5}, 1, {});
+    EXPECT_NEAR(keeper, guaranteed, 0.01);
+    EXPECT_NEAR(borrower, 1 - guaranteed, 0.02);
+  }
+}
+
+TEST(FairShare, SaysWhenTimeThatIsLentIsThereAgain) {
+  FairShare share(1);
+  share.add({.guaranteed = 0.5, .lendable = 0}, at(0));
+  share.add({}, at(0));
+  auto turn = *share.pick(at(0), {1}, 1);
+  share.start(turn, lasting(0.2));
+  share.finish(turn, lasting(0.3));
+  ASSERT_FALSE(share.pick(at(0.3), {1}, 1)) << "0.1 were saved, 0.15 came, 0.3 went";
+  const Time again = share.retry_at(at(0.3), {1});
+  EXPECT_NEAR(std::chrono::duration<double>(again.time_since_epoch()).count(), 0.4, 0.001);
+  EXPECT_TRUE(share.pick(again, {1}, 1));
 }
 
 TEST(FairShare, BorrowersShareByWeight) {

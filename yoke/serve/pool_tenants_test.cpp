@@ -67,6 +67,8 @@ TEST(PoolTenants, AreKeptNoDeviceThatNobodyServesOn) {
   EXPECT_EQ(ask("b"), Status::Ok);
   bench.pool.unload("n");
   wait_until([&] { return bench.pool.view().replicas.size() == 1; });
+  EXPECT_EQ(ask("b"), Status::Ok) << "half of the only device is lent";
+  bench.pool.set_tenants({{.name = "kept", .guaranteed = 1, .lendable = 0}, {.name = "b"}});
   EXPECT_EQ(ask("b"), Status::Deadline) << "the only device is kept for another";
   EXPECT_EQ(ask("kept"), Status::Ok);
 }

@@ -62,10 +62,7 @@ class Connection final : public HttpPeer, public std::enable_shared_from_this<Co
  public:
   template <typename... Arguments>
   Connection(HttpShared& shared, HttpLane& lane, tcp::socket socket, Arguments&... arguments)
-      : shared_(shared),
-        lane_(lane),
-        stream_(std::move(socket), arguments...),
-        name_(cat("~http", shared.next_connection++)) {
+      : shared_(shared), lane_(lane), stream_(std::move(socket), arguments...) {
     ++shared_.connections;
     lane_.peers.insert(this);
   }
@@ -121,8 +118,10 @@ class Connection final : public HttpPeer, public std::enable_shared_from_this<Co
     if (parser_ && parser_->is_header_done() && !last_ && !closed_)
       log_refused(shared_.service, call_of(parser_->get()),
                   {Status::Cancelled, "the client left before its request was whole"});
-    for (auto& slot : slots_)
+    for (auto& slot : slots_) {
       if (slot.ticket && !slot.done) shared_.service.cancel(slot.ticket);
+      slot.place = nullptr;
+    }
     close();
   }
 
@@ -133,6 +132,7 @@ class Connection final : public HttpPeer, public std::enable_shared_from_this<Co
     bool done = false, keep_alive = true, streaming = false, head_only = false;
     Pool::TicketPtr ticket = {};
     AnswerForm form = {};
+    std::shared_ptr<const void> place = {};  // of an answer that waits for those before it
   };
 
   void touch() { touched_ = SteadyClock().now(); }
@@ -336,8 +336,7 @@ class Connection final : public HttpPeer, public std::enable_shared_from_this<Co
   }
 
   void submit(uint64_t number, Request request, const Caller& caller) {
-    // One that is alone needs no stream: what it would keep in order is this connection.
-    if (request.parameters.stream.empty() && slots_.size() > 1) request.parameters.stream = name_;
+    request.may_be_held = slots_.size() > 1;
     auto self = this->shared_from_this();
     auto on_answer = [self, number](Answer answer) mutable {
       // At once where the thread that watches the pool is the connection's own.
@@ -382,7 +381,8 @@ class Connection final : public HttpPeer, public std::enable_shared_from_this<Co
 
   void answered(uint64_t number, Answer answer) {
     auto* mine = slot(number);
-    if (!mine) return;
+    if (!mine || closed_) return;
+    mine->place = std::move(answer.place);
     if (!mine->streaming) return finish(number, reply_to(answer, mine->form));
     if (!answer.outcome.ok()) stream(number, write_error(answer.outcome.text));
     put(*mine, "0\r\n\r\n");
@@ -436,6 +436,7 @@ class Connection final : public HttpPeer, public std::enable_shared_from_this<Co
       for (auto& part : slot.out) sending_.push_back(std::move(part));
       slot.out.clear();
       if (!slot.done) break;
+      slot.place = nullptr;
       ++done;
     }
     if (sending_.empty()) {
@@ -501,7 +502,6 @@ class Connection final : public HttpPeer, public std::enable_shared_from_this<Co
   HttpShared& shared_;
   HttpLane& lane_;
   Stream stream_;
-  const std::string name_;  // of the stream that its requests are
   beast::flat_buffer in_;
   std::optional<http::request_parser<http::string_body>> parser_;
   std::shared_ptr<std::string> body_;

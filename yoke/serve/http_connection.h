@@ -35,7 +35,6 @@ struct HttpShared {
   std::atomic<int64_t> unread{0};     // requests of which a part has come
   std::atomic<size_t> body_bytes{0};  // memory of those
   std::atomic<size_t> unsent{0};      // bytes of answers
-  std::atomic<uint64_t> next_connection{1};
   std::atomic<bool> closing{false};
   std::atomic<bool> full{false};  // further clients wait
   Errands::Client errands{service.errands()};

@@ -10,19 +10,18 @@
 #include "yoke/base/text.h"
 #include "yoke/net/socket.h"
 #include "yoke/serve/keys.h"
-#include "yoke/serve/stand_in.h"
+#include "yoke/serve/pool_test.h"
 
 namespace yoke::serve {
 namespace {
-
-using std::chrono::seconds;
 
 Time soon() { return SteadyClock().now() + seconds(30); }
 
 struct Server {
   explicit Server(const std::string& path, const std::string& devices = "cpu:4",
                   HttpOptions options = {}, std::vector<TenantConfig> tenants = {},
-                  std::vector<std::string> input = {}, ServerConfig serve = {})
+                  std::vector<std::string> input = {}, ServerConfig serve = {},
+                  WorkerKind workers = {.open = open_stand_in})
       : service({.serve = std::move(serve),
                  .models = {{.name = "m",
                              .path = path,
@@ -30,7 +29,7 @@ struct Server {
                              .batch = 1,
                              .input = std::move(input)}},
                  .tenants = std::move(tenants)},
-                {.workers = {.open = open_stand_in}, .slab_bytes = 16 << 20},
+                {.workers = std::move(workers), .slab_bytes = 16 << 20},
                 observe::Log({.level = observe::Level::Off, .other_ranks = observe::Level::Off}),
                 metrics),
         front(service, options) {
@@ -44,9 +43,10 @@ struct Server {
   HttpFront front;
 };
 
-std::string infer(float value, const std::string& more = "") {
+std::string infer(float value, const std::string& more = "", const std::string& parameters = "") {
   const std::string body =
-      cat("{\"inputs\":[{\"name\":\"x\",\"shape\":[1,4],\"datatype\":\"FP32\",\"data\":[", value,
+      cat("{", parameters,
+          "\"inputs\":[{\"name\":\"x\",\"shape\":[1,4],\"datatype\":\"FP32\",\"data\":[", value,
           ",0,0,0]}]}");
   return cat("POST /v2/models/m/infer HTTP/1.1\r\nHost: a\r\nContent-Length: ", body.size(), "\r\n",
              more, "\r\n", body);
@@ -118,6 +118,39 @@ TEST(HttpFront, AnswersAPipelinedConnectionInOrder) {
     at = answers.find(wanted, at);
     ASSERT_NE(at, answers.npos) << i;
     ++at;
+  }
+}
+
+TEST(HttpFront, CountsAnswersThatAConnectionHoldsBack) {
+  for (const char* parameters : {"", R"("parameters":{"yoke_stream":"own"},)"}) {
+    Gate gate;
+    const auto workers =
+        watched([&](const ReplicaSpec&, const std::vector<float>& rows) { gate.pass(rows); });
+    Server server("stand-in:", "cpu:2", {}, {{.name = "a", .max_queue = 4}}, {}, {},
+                  workers.workers);
+    auto& pool = server.service.pool();
+    auto socket = server.connect();
+    socket.write_all(infer(kHeld), soon());
+    wait_until([&] { return gate.num_held() == 1; });
+    for (uint64_t i = 1; i <= 9; ++i) {
+      socket.write_all(infer(1, "", parameters), soon());
+      wait_until([&] {
+        return pool.find("m")->stats.success.count + pool.view().tenants[0].refused == i;
+      });
+    }
+    EXPECT_EQ(pool.view().tenants[0].waiting, 4u) << parameters;
+    gate.open();
+    socket.write_all("GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n", soon());
+    const std::string answers = read_until(socket, "live", 1);
+    size_t ok = 0, refused = 0;
+    for (size_t at = answers.find("HTTP/1.1 "); at != answers.npos;
+         at = answers.find("HTTP/1.1 ", at + 1)) {
+      ok += answers.substr(at + 9, 3) == "200";
+      refused += answers.substr(at + 9, 3) == "429";
+    }
+    EXPECT_EQ(ok, 1u + 3 + 1) << answers;  // and that it lives
+    EXPECT_EQ(refused, 6u) << answers;
+    EXPECT_EQ(pool.view().tenants[0].waiting, 0u);
   }
 }
 

@@ -60,11 +60,18 @@ void Pool::Impl::count_in(Ticket& ticket) {
 }
 
 // Before its answer leaves: whoever then asks for the next thing finds room for it.
-void Pool::Impl::count_out(const Ticket& ticket) {
+void Pool::Impl::count_out(Ticket& ticket) {
   if (!ticket.counted) return;
   auto& tenant = *tenants_[size_t(ticket.tenant)];
-  --tenant.waiting;
-  tenant.waiting_bytes -= ticket.bytes;
+  const auto count_out = [&tenant, bytes = ticket.bytes] {
+    --tenant.waiting;
+    tenant.waiting_bytes -= bytes;
+  };
+  if (!ticket.request.may_be_held) return count_out();
+  ticket.answer.place = {&tenant, [this, count_out](const void*) {
+                           const MutexLock lock(mutex_);
+                           count_out();
+                         }};
 }
 
 // Everything but whether the request fits the model, which was looked at before.
@@ -487,13 +494,14 @@ Pool::TicketPtr Pool::submit(Request request, int tenant, OnAnswer on_answer, On
         const auto status = why.outcome.status;
         if (status == Status::Exhausted || status == Status::Unavailable) model->rejected->add();
       }
-      // Behind others of its stream it counts as they do; beyond the bound it is told at once.
+      // Behind others it counts as they do; beyond the bound it is told at once.
       ticket->bytes = 0;
       const auto& asks = *impl.tenants_[size_t(tenant)];
-      if (asks.waiting >= size_t(asks.config.max_queue)) ticket->stream.clear();
-      if (!ticket->stream.empty()) {
+      if (asks.waiting >= size_t(asks.config.max_queue)) {
+        ticket->stream.clear();
+      } else if (!ticket->stream.empty() || ticket->request.may_be_held) {
         impl.count_in(*ticket);
-        impl.streams_[ticket->stream].order.push_back(ticket);
+        if (!ticket->stream.empty()) impl.streams_[ticket->stream].order.push_back(ticket);
       }
       impl.answer(ticket, std::move(why.outcome), outbox);
     }

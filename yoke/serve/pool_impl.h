@@ -253,7 +253,7 @@ class Pool::Impl {
 
   // pool.cpp
   void count_in(Ticket& ticket);
-  void count_out(const Ticket& ticket);
+  void count_out(Ticket& ticket);
   void admit(const TicketPtr& ticket);                    // throws Refused
   void join_sequence(Ticket& ticket);                     // likewise
   Hosted& place_of_sequence(const Ticket& ticket) const;  // likewise

@@ -59,6 +59,7 @@ struct Request {
   std::string traceparent = {};
   std::vector<std::shared_ptr<const void>> holds = {};  // what the tensors' data lies in
   uint64_t held_bytes = 0;                              // of that, with what else is in it
+  bool may_be_held = false;  // its answer, behind others: it counts until Answer::place is dropped
 };
 
 // Where the time went; all of it in nanoseconds.
@@ -74,6 +75,7 @@ struct Answer {
   std::string text = {};                // after a prompt
   Timing timing = {};
   int replica = -1, batch = 0;
+  std::shared_ptr<const void> place = {};  // among those its tenant may have
 };
 
 using OnAnswer = std::function<void(Answer)>;

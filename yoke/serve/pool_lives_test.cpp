@@ -3,6 +3,8 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <regex>
+
 #include "yoke/serve/channel.h"
 #include "yoke/serve/control.h"
 #include "yoke/serve/pool_test.h"
@@ -39,6 +41,43 @@ TEST(PoolLivesMultiproc, FindsADeadWorkerAtOnceAndChargesNobodyForWhatWasLost) {
   const double charged = bench.pool.view().tenants[0].device_s;
   EXPECT_GE(charged, 0.8);
   EXPECT_LT(charged, 1.25) << "with what was lost it would be 1.3";
+}
+
+TEST(PoolLivesMultiproc, SoonFindsAWorkerThatDoesNotTakeABatchAndSaysForHowLong) {
+  Mutex mutex;
+  std::string said;
+  Bench bench(Bench::options(true, seconds(20)),
+              {.name = "m", .path = "stand-in:", .devices = "cpu:1"}, {},
+              {.sink = [&](std::string_view line) {
+                const MutexLock lock(mutex);
+                if (line.find("stuck for") != line.npos) said += line;
+              }});
+  Answers answers;
+  ::kill(bench.pool.view().replicas[0].pid, SIGSTOP);
+  const Time begun = SteadyClock().now();
+  bench.pool.submit(row_of(1), 0, answers.next());
+  EXPECT_EQ(answers.count(Status::Ok), 1u);
+  EXPECT_GE(SteadyClock().now() - begun, seconds(1));
+  EXPECT_LT(SteadyClock().now() - begun, seconds(10));
+  const MutexLock lock(mutex);
+  EXPECT_TRUE(std::regex_search(said, std::regex(R"(it was stuck for [12](\.\d+)? s)"))) << said;
+}
+
+TEST(PoolLives, GivesABatchThatWasTakenTheWholeOfItsTime) {
+  std::atomic<bool> slow = false;
+  Made model;
+  model.on_run = [&](const Call& call, Outputs& outputs) {
+    if (slow) std::this_thread::sleep_for(milliseconds(2500));
+    outputs.add(Type::Fp32, call.inputs[0].shape);
+  };
+  Bench bench(made(model, seconds(20)), {.name = "m", .devices = "cpu:1"});
+  Answers answers;
+  bench.pool.submit(row_of(1), 0, answers.next());
+  answers.wait();
+  slow = true;
+  bench.pool.submit(row_of(1), 0, answers.next());
+  EXPECT_EQ(answers.count(Status::Ok), 2u);
+  EXPECT_EQ(bench.pool.view().replicas[0].restarts, 0);
 }
 
 // Not a test of its own: a worker that gives the rows of its first batch to another owner.

@@ -19,6 +19,7 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 constexpr Duration kUnknown = seconds(60);  // that a batch of a shape nobody has seen may take
+constexpr Duration kUntaken = seconds(1);   // that a batch lies open for a worker that is well
 constexpr Duration kLookForIdle = milliseconds(100);  // at sequences, at the most
 
 }  // namespace
@@ -53,7 +54,8 @@ Time Pool::Impl::stuck_at(Batch& batch) const {
         Duration(int64_t(4 * std::max(known->second.batch_ns, known->second.row_ns * batch.rows)));
   // How long a prompt is says no shape.
   if (sealed && header.is_prompt) four = std::max(four, kUnknown);
-  return std::max(batch.at, batch.progress_at) + std::max(options_.stuck_floor, four);
+  const Duration floor = sealed ? options_.stuck_floor : std::min(options_.stuck_floor, kUntaken);
+  return std::max(batch.at, batch.progress_at) + std::max(floor, four);
 }
 
 // A client that went away without sequence_end must not keep its place for ever.
@@ -117,7 +119,8 @@ Time Pool::Impl::look_around(Outbox& outbox) {
     at(stuck);
     if (stuck > now) continue;
     auto& hosted = *seat.first->hosted;
-    const std::string why = cat("it was stuck for ", duration_text(now - seat.first->progress_at));
+    const Time since = std::max(seat.first->at, seat.first->progress_at);
+    const std::string why = cat("it was stuck for ", duration_text(now - since));
     hosted.worker->kill();
     died(hosted, why, outbox);
   }

@@ -166,11 +166,13 @@ start_server "$scratch/trust.toml"
 expect_answer 200 data /v2/models/m/infer -d "$one" -H 'yoke-tenant: bob'
 expect_answer 401 "no tenant 'eve'" /v2/models/m/infer -d "$one" -H 'yoke-tenant: eve'
 expect_answer 401 'whose request this is was not said' /v2/models/m/infer -d "$one"
-expect 0 'bob .* m .* 1 ' "$yoke" serve usage "http://$http"
+expect_answer 403 "needs an admin's key, and there is none" /v2/yoke/view -H 'yoke-tenant: bob'
+expect 0 'bob .* m .* 1 ' "$yoke" serve usage "http://$http" # nobody is named, and this host alone can ask
 stop_server
 start_server stand-in: serve.http=0.0.0.0:0 serve.grpc= serve.metrics=0.0.0.0:0 --insecure serve.workers=threads
 expect_answer 200 '"data":\[2' /v2/models/stand-in/infer -d "$one"
 [[ $(read_metrics) == *nv_inference_count*200 ]] || fail "metrics with --insecure"
+expect_answer 403 "there is none: put a digest of 'yoke serve key new admin' into serve.admin_key_sha256" /v2/repository/models/stand-in/unload -d ''
 [[ -z $(pgrep -P "$server" -f serve-worker) ]] || fail "serve.workers=threads has started processes"
 stop_server
 

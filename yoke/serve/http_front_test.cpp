@@ -95,6 +95,37 @@ TEST(Service, TellsNobodyOfATenantThatWasNotNamed) {
   EXPECT_NE(asks("hers", "").find(R"([{"tenant":"ann")"), std::string::npos);
 }
 
+TEST(Service, HasNoAdminWithoutAKeyButOnThisHostAloneWhereNoTenantIsNamed) {
+  const auto unload = [](const char* key, const char* tenant, ServerConfig serve,
+                         std::vector<TenantConfig> tenants) -> std::string {
+    Server server("stand-in:", "cpu:1", {}, std::move(tenants), {}, std::move(serve));
+    try {
+      auto& service = server.service;
+      service.unload("m", service.identify(key, tenant, /*must_be_tenant=*/false));
+      return "";
+    } catch (const Refused& why) {
+      return why.outcome.text;
+    }
+  };
+  const std::vector<TenantConfig> none, two{{.name = "ann"}, {.name = "bob"}};
+  const std::string wanted =
+      "unloading a model needs an admin's key, and there is none: put a digest of 'yoke serve key "
+      "new admin' into serve.admin_key_sha256";
+  EXPECT_EQ(unload("", "", {}, none), "");
+  EXPECT_EQ(unload("", "", {.trust_tenant_header = true}, two), "");
+  EXPECT_EQ(unload("", "ann", {.trust_tenant_header = true}, two), wanted);
+  EXPECT_EQ(unload("", "ann", {}, two), wanted) << "it may be meant for another proxy";
+  for (const ServerConfig& open : {ServerConfig{.http = "0.0.0.0:0", .insecure = true},
+                                   ServerConfig{.grpc = "[::]:0", .insecure = true},
+                                   ServerConfig{.metrics = "0.0.0.0:0", .insecure = true}}) {
+    EXPECT_EQ(unload("", "", open, none), wanted);
+    EXPECT_EQ(unload("", "", open, two), wanted);
+  }
+  EXPECT_EQ(unload("root", "ann", {.http = "0.0.0.0:0", .admin_key_sha256 = {sha256("root")}}, two),
+            "");
+  EXPECT_EQ(unload("hers", "", {}, {{.name = "ann", .key_sha256 = sha256("hers")}}), wanted);
+}
+
 TEST(Service, RefusesATenantWhoseDevicesNoModelHas) {
   try {
     const Server server("stand-in:", "cpu:1", {}, {{.name = "a", .devices = "cpu:2"}});

@@ -2,6 +2,7 @@
 #include "yoke/serve/service.h"
 
 #include <algorithm>
+#include <array>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -94,6 +95,11 @@ bool is_version(const std::string& text) {
          (text == "0" || !text.starts_with('0'));
 }
 
+bool listens_here_alone(const ServerConfig& serve) {
+  return std::ranges::all_of(std::array{&serve.http, &serve.grpc, &serve.metrics},
+                             [](auto* address) { return address->empty() || is_local(*address); });
+}
+
 // "10" is after "9".
 bool is_older(const ModelConfig& one, const ModelConfig& other) {
   return std::pair(one.version.size(), one.version) <
@@ -105,6 +111,7 @@ bool is_older(const ModelConfig& one, const ModelConfig& other) {
 Service::Service(const Config& config, const PoolOptions& options, observe::Log log,
                  observe::Registry& metrics, ServiceHooks hooks)
     : config_(config),
+      local_(listens_here_alone(config.serve)),
       hooks_(std::move(hooks)),
       log_(std::move(log)),
       metrics_(metrics),
@@ -118,11 +125,19 @@ Service::Service(const Config& config, const PoolOptions& options, observe::Log 
 
 Service::~Service() = default;
 
+bool Service::any_keys() const {
+  return !admin_keys_.empty() ||
+         std::ranges::any_of(tenants_, [](const auto& one) { return !one.key_sha256.empty(); });
+}
+
+bool Service::has_keys() const {
+  const MutexLock lock(mutex_);
+  return any_keys();
+}
+
 Caller Service::identify(std::string_view key, std::string_view tenant, bool must_be_tenant) const {
   const MutexLock lock(mutex_);
-  const bool keys = !admin_keys_.empty() || std::ranges::any_of(tenants_, [](const auto& one) {
-    return !one.key_sha256.empty();
-  });
+  const bool keys = any_keys();
   const std::string digest = key.empty() ? "" : sha256(key);
   Caller caller;
   for (const auto& admin : admin_keys_) caller.admin |= same_digest(digest, admin);
@@ -153,7 +168,7 @@ Caller Service::identify(std::string_view key, std::string_view tenant, bool mus
   if (!found && caller.admin && keys && must_be_tenant && !tenants_.empty())
     refuse(Status::Unauthenticated, "an admin's key is no tenant's: say whose request it is by '",
            kTenantHeader, "'");
-  if (!keys) caller.admin = true;  // on this host alone, or told to be insecure
+  if (!keys) caller.admin = local_ && (tenants_.empty() || tenant.empty());
   caller.known = found || tenants_.empty();
   caller.name = found ? found->name : tenants_.empty() ? "default" : tenants_[0].name;
   try {
@@ -281,8 +296,13 @@ std::string Service::model_config(const std::string& name, const std::string& ve
 }
 
 void Service::check_admin(const Caller& caller, const char* what) const {
-  if (!caller.admin)
-    refuse(Status::Forbidden, what, " needs an admin's key: see serve.admin_key_sha256");
+  if (caller.admin) return;
+  const MutexLock lock(mutex_);
+  refuse(Status::Forbidden, what, " needs an admin's key",
+         admin_keys_.empty()
+             ? ", and there is none: put a digest of 'yoke serve key new admin' into"
+             : ": see",
+         " serve.admin_key_sha256");
 }
 
 std::string Service::statistics(const std::string& name, const std::string& version,

@@ -49,9 +49,11 @@ class Service {
   ~Service();
 
   // `key` as it came, without "Bearer "; both empty where there are none. `must_be_tenant`: it
-  // wants something computed, so it must be clear for whom.
+  // wants something computed, so it must be clear for whom. Without a key is an admin who names no
+  // tenant, where nobody has one and this host alone can ask.
   Caller identify(std::string_view key, std::string_view tenant, bool must_be_tenant = true) const;
   void check_admin(const Caller& caller, const char* what) const;
+  bool has_keys() const;  // anybody, tenants or admins
 
   // As Pool's, with a line in the access log when it is answered. `protocol` is "http" or "grpc".
   Pool::TicketPtr submit(Request request, const Caller& caller, const char* protocol,
@@ -93,6 +95,7 @@ class Service {
   const Config& config() const { return config_; }
 
  private:
+  bool any_keys() const YOKE_REQUIRES(mutex_);
   struct Access {
     const Answer* answer;
     const char* protocol;
@@ -105,6 +108,7 @@ class Service {
   std::vector<ModelConfig> find_all(const std::string& name) const;  // versions that load() takes
 
   const Config config_;
+  const bool local_;  // this host alone can ask
   const ServiceHooks hooks_;
   const observe::Log log_;
   observe::Registry& metrics_;

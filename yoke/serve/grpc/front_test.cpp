@@ -665,6 +665,21 @@ TEST(GrpcFront, AnAdminIsNoTenantAndNeedsNone) {
             Code::UNAUTHENTICATED);
 }
 
+TEST(GrpcFront, HasNoAdminWithoutAKeyWhereATenantIsNamedOrOthersCanAsk) {
+  const auto statistics = [](const std::string& address, Context&& context) {
+    auto config = usual();
+    config.serve.grpc = address;
+    config.serve.trust_tenant_header = true;
+    Server server(config);
+    inference::ModelStatisticsResponse response;
+    return server.stub->ModelStatistics(&context, {}, &response).error_code();
+  };
+  EXPECT_EQ(statistics("127.0.0.1:0", Context()), Code::OK);
+  EXPECT_EQ(statistics("127.0.0.1:0", Context({{"yoke-tenant", "default"}})),
+            Code::PERMISSION_DENIED);
+  EXPECT_EQ(statistics("0.0.0.0:0", Context()), Code::PERMISSION_DENIED);
+}
+
 TEST(GrpcFront, NamesTheMethodThatItDoesNotServe) {
   Server server;
   grpc::GenericStub stub(server.channel);

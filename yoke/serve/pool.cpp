@@ -271,10 +271,11 @@ void Pool::Impl::set_owners() {
   count_devices();
 }
 
-// Whether there are enough of what tenants want for themselves; where no model was placed yet
-// nobody knows.
+// Whether there are enough of what tenants want for themselves, and each model has a replica for
+// the others; where no model was placed yet nobody knows.
 void Pool::Impl::check_owners(const std::vector<TenantConfig>& tenants) const {
   std::map<std::string, int> wanted;
+  std::map<const Seat*, const TenantConfig*> owners;  // as set_owners() finds them
   for (const auto& tenant : tenants) {
     if (tenant.devices.empty()) continue;
     for (const auto& device : topo::parse_devices(tenant.devices, options_.host)) {
@@ -286,8 +287,27 @@ void Pool::Impl::check_owners(const std::vector<TenantConfig>& tenants) const {
              "' cannot be its own: with those of tenants before it that is ", wanted[name], " x ",
              name, ", and the models are on ", there,
              "; name fewer, or put the models on more by model.devices");
+      const auto seat = std::ranges::find_if(seats_, [&](const Seat& one) {
+        return one.name.starts_with(name + "#") && !owners.contains(&one);
+      });
+      if (seat != seats_.end()) owners[&*seat] = &tenant;
     }
   }
+  const auto other =
+      std::ranges::find_if(tenants, [](const auto& one) { return one.devices.empty(); });
+  if (other == tenants.end()) return;
+  const auto check = [&](const Model& model) {
+    const auto is_owned = [&](const auto& one) { return owners.contains(one->seat); };
+    if (model.hosted.empty() || !std::ranges::all_of(model.hosted, is_owned)) return;
+    const auto& last = *model.hosted.back();
+    const auto& owner = *owners.at(last.seat);
+    fail(Kind::Config, "tenant '", owner.name, "': devices '", owner.devices,
+         "' cannot be its own: model '", model.config.name, "' of version ", model.config.version,
+         " has no replica but on ", last.spec.device, ", and none would be left for tenant '",
+         other->name, "'; put the model on more devices by model.devices");
+  };
+  for (const auto& [key, model] : models_) check(*model);
+  for (const auto& model : coming_) check(*model);
 }
 
 // Requests for which there is no device any more, and sequences on one that is another's now.

@@ -100,6 +100,15 @@ not_ready() { [[ $(ask /v2/health/ready) == 503* ]]; }
 await not_ready
 stop_server 143
 is_empty || fail "left behind after a second signal: $(find "$TMPDIR")"
+# What inspect writes is a config when it is completed.
+mkdir "$scratch/inspected"
+cd "$scratch/inspected"
+expect 0 '^written +model.toml; complete its input; then: yoke serve model.toml' "$yoke" serve inspect "${serve[0]}"
+expect 2 "declare them, as input = \[.*\] in a config, or --input 'x:FP32" timeout -s KILL 200 "$yoke" serve model.toml "${serve[@]:3}"
+sed -i 's/^# input = .*/input = ["x:FP32[-1,6]"]/; s/"auto"/"cpu"/' model.toml
+start_server model.toml "${serve[@]:3}"
+is_right
+stop_server
 # The same in threads, where the package is in the server itself.
 start_server "${serve[@]}" --input 'x:FP32[-1,6]' serve.workers=threads
 is_right

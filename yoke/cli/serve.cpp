@@ -459,9 +459,14 @@ void inspect(const Options& options) {
     std::cerr << "yoke: " << file << " is there already and stays as it is\n";
     return;
   }
-  write_file(file, (facts.declared ? "" : "# Complete the types and shapes of the inputs.\n") +
-                       serve::to_toml(model));
-  std::cout << "written    " << file << "; then: yoke serve " << file << "\n";
+  std::string text = serve::to_toml(model);
+  if (!facts.declared) text = "# Complete the types and shapes of the inputs.\n" + text;
+  if (const size_t at = text.find("\ninput = []"); !facts.declared && at != text.npos)
+    text.replace(at, 11,
+                 "\n# input = [\"x:FP32[-1,3,224,224]\"]  # of each its name, type and sizes");
+  write_file(file, text);
+  std::cout << "written    " << file << (facts.declared ? "" : "; complete its input")
+            << "; then: yoke serve " << file << "\n";
 }
 
 void make_key(const Options& options) {

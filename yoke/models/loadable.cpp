@@ -208,7 +208,7 @@ class Package final : public Loadable {
     if (options.inputs.empty())
       fail(Kind::Io, "'", name_,
            "' is compiled and checks no input itself: declare them, as "
-           "input = [\"x:FP32[-1,3,224,224]\"]");
+           "input = [\"x:FP32[-1,3,224,224]\"] in a config, or --input 'x:FP32[-1,3,224,224]'");
     if (options.dtype != at::kFloat)
       fail(Kind::Usage, "'", name_, "' is compiled, and its precision with it");
     inputs_ = options.inputs;
@@ -313,7 +313,7 @@ FileKind kind_of(const path& file) {
     fail(Kind::Io, "'", file.string(),
          "' is an export that is not compiled; in Python: torch._inductor.aoti_compile_and_package("
          "torch.export.load('",
-         file.filename().string(), "'), package_path='compiled.pt2')");
+         file.string(), "'), package_path='compiled.pt2')");
   if (has_part(parts, "constants.pkl")) return FileKind::Script;
   if (has_part(parts, "data.pkl"))
     fail(Kind::Io, "'", file.string(),

@@ -40,9 +40,13 @@ TEST(Packages, AreOpenedForWhatTheyAre) {
   const auto has = [](const std::string& text, const std::string& part) {
     EXPECT_NE(text.find(part), text.npos) << text;
   };
-  has(refusal("compiled.pt2", {}), "checks no input itself: declare them");
+  has(refusal("compiled.pt2", {}),
+      "checks no input itself: declare them, as input = [\"x:FP32[-1,3,224,224]\"] in a config, or "
+      "--input 'x:FP32[-1,3,224,224]'");
   has(refusal("exported.pt2", told),
-      "is an export that is not compiled; in Python: torch._inductor.");
+      "is an export that is not compiled; in Python: torch._inductor.aoti_compile_and_package("
+      "torch.export.load('" +
+          (folder / "exported.pt2").string() + "')");
   has(refusal("weights.pt", told), "has weights alone, without a program");
 }
 

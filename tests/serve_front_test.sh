@@ -273,6 +273,9 @@ expect_answer 200 '' /v2/repository/models/m/unload -d ''
 expect_answer 200 '"version":"1","state":"UNAVAILABLE".*"version":"2","state":"UNAVAILABLE"' /v2/repository/index -d ''
 expect_answer 200 '' /v2/repository/models/m/load -d ''
 expect_answer 200 '"versions":\["1","2"\]' /v2/models/m
+for line in 'unloaded  model=m' 'loaded  model=m version=1' 'loaded  model=m version=2'; do
+  grep -q "a model was $line" "$scratch/server.log" || { cat "$scratch/server.log" && fail "no line '$line' in the log"; }
+done
 stop_server
 
 # What inspect writes is a config.
@@ -309,7 +312,7 @@ for word in sys.argv[1:]:
 PYTHON
 versions=$scratch/repository/net
 "$python" "$scratch/times.py" "3=net.pt" "1=$versions/1/model.pt" "2=$versions/2/model.pt" "10=$scratch/aside/10/model.pt"
-expect 0 'torch_script|pytorch|platform' "$yoke" serve inspect net.pt
+expect 0 '^platform +pytorch_torchscript$' "$yoke" serve inspect net.pt
 grep -q '^# Complete the types' model.toml || fail "nothing is said of inputs that are to be completed"
 sed -i 's/3,224,224/4/' model.toml
 start_server model.toml "${free[@]}"

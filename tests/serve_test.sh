@@ -53,7 +53,7 @@ expect_answer 504 'timeout of' /v2/models/m/infer -H "yoke-key: $key" -d "${one%
 expect_answer 403 'admin' /v2/repository/models/m/unload -H "yoke-key: $key" -d ''
 expect_answer 403 'admin' /v2/models/stats -H "yoke-key: $key"
 expect_answer 200 'model_stats' /v2/models/stats -H "yoke-key: $admin"
-expect_answer 413 'larger than' /v2/models/m/infer -H "yoke-key: $key" -H 'Content-Length: 999999999' -H 'Expect:' -d "$one"
+expect_answer 413 'of 999999999 bytes is larger than' /v2/models/m/infer -H "yoke-key: $key" -H 'Content-Length: 999999999' -H 'Expect:' -d "$one"
 expect 0 'ann .* m .* 3 ' "$yoke" serve usage "http://$http" --key "$admin"
 expect 0 '"tenant":"ann"' "$yoke" serve usage "http://$http" --key "$key" --json
 curl -sS -m 10 "http://$metrics/metrics" >"$scratch/metrics"
@@ -80,7 +80,8 @@ read -r first rest <<<"$workers"
 kill -9 "$first"
 for ((i = 0; i < 100; ++i)); do expect_answer 200 data /v2/models/stand-in/infer -d "$one"; done
 expect_answer 200 '"restarts":1' /v2/yoke/view
-[[ $(find /dev/shm -newer "$scratch/tenants.toml" -name 'yoke*' | wc -l) == 0 ]] || fail "files in /dev/shm"
+no_files() { [[ $(find /dev/shm -newer "$scratch/tenants.toml" -name 'yoke*' | wc -l) == 0 ]] || fail "files in /dev/shm $1"; }
+no_files "while it serves"
 workers=$(pgrep -P "$server" -f serve-worker)
 kill -9 "$server"
 wait "$server" 2>/dev/null || true
@@ -89,6 +90,7 @@ for one_worker in $workers; do
   for ((i = 0; i < 100; ++i)); do ! is_gone "$one_worker" || break; sleep 0.1; done
   is_gone "$one_worker" || fail "worker $one_worker outlived its router"
 done
+no_files "after a kill -9"
 
 # TLS.
 if command -v openssl >/dev/null; then

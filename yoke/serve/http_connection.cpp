@@ -209,10 +209,13 @@ class Connection final : public HttpPeer, public std::enable_shared_from_this<Co
       Failure failure;
       in_.consume(parser_->put(in_.data(), failure));
       if (failure && failure != http::error::need_more) {
-        if (failure == http::error::body_limit)
+        if (failure == http::error::body_limit) {
+          const std::string length(parser_->get()[http::field::content_length]);
           return refuse(
-              {Status::TooLarge, cat("the body is larger than ", shared_.options.max_body_bytes,
-                                     " bytes; serve.max_body_mb makes it more")});
+              {Status::TooLarge,
+               cat("the body", length.empty() ? "" : " of " + length + " bytes", " is larger than ",
+                   shared_.options.max_body_bytes, " bytes; serve.max_body_mb makes it more")});
+        }
         return refuse({Status::Invalid, failure.message()},
                       failure == http::error::header_limit ? 431 : 400);
       }

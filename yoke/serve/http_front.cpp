@@ -3,10 +3,13 @@
 
 #include <fcntl.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <boost/asio/posix/stream_descriptor.hpp>
 #include <boost/asio/post.hpp>
+#include <cerrno>
+#include <cstring>
 
 #include "yoke/base/error.h"
 #include "yoke/net/address.h"
@@ -52,11 +55,16 @@ struct HttpFront::Impl {
       Failure failure;
       tls->set_options(asio::ssl::context::default_workarounds | asio::ssl::context::no_tlsv1 |
                        asio::ssl::context::no_tlsv1_1);
+      const auto check = [&](const char* key, const std::string& file, const char* wanted) {
+        if (!failure) return;
+        fail(Kind::Config, key, ": cannot use '", file,
+             "': ", ::access(file.c_str(), R_OK) == 0 ? failure.message() : std::strerror(errno),
+             "; wanted ", wanted);
+      };
       tls->use_certificate_chain_file(options.tls_cert, failure);
-      if (!failure) tls->use_private_key_file(options.tls_key, asio::ssl::context::pem, failure);
-      if (failure)
-        fail(Kind::Config, "cannot use ", options.tls_cert, " and ", options.tls_key, ": ",
-             failure.message());
+      check("serve.tls_cert", options.tls_cert, "a PEM file of certificates");
+      tls->use_private_key_file(options.tls_key, asio::ssl::context::pem, failure);
+      check("serve.tls_key", options.tls_key, "the PEM file of that certificate's key");
     }
     listen();
     if (const int file = shared.service.pool().watch_file(); file >= 0) {

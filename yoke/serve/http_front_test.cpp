@@ -249,6 +249,36 @@ TEST(HttpFront, RefusesWhatProxiesReadDifferently) {
       "400");
 }
 
+TEST(HttpFront, SaysHowLargeABodyIsThatIsTooLarge) {
+  const Server server("stand-in:", "cpu:1", {.max_body_bytes = 1000});
+  for (const auto& [body, wanted] : {std::pair("Content-Length: 1001\r\n\r\n",
+                                               "the body of 1001 bytes is larger than 1000 bytes"),
+                                     std::pair("Transfer-Encoding: chunked\r\n\r\n3e9\r\n",
+                                               "the body is larger than 1000 bytes")}) {
+    auto socket = server.connect();
+    socket.write_all(cat("POST /v2/models/m/infer HTTP/1.1\r\nHost: a\r\n", body), soon());
+    const std::string answer = read_until(socket, "}", 1);
+    EXPECT_EQ(answer.substr(9, 3), "413") << answer;
+    EXPECT_NE(answer.find(wanted), answer.npos) << answer;
+  }
+}
+
+TEST(HttpFront, SaysWhichFileOfTlsCannotBeUsedAndWhy) {
+  const auto refusal = [](const char* cert) -> std::string {
+    try {
+      const Server server("stand-in:", "cpu:1", {.tls_cert = cert, .tls_key = "/none/key.pem"});
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "it was taken";
+  };
+  EXPECT_EQ(refusal("/none/cert.pem"),
+            "serve.tls_cert: cannot use '/none/cert.pem': No such file or directory; wanted a PEM "
+            "file of certificates");
+  EXPECT_TRUE(refusal("/dev/null").starts_with("serve.tls_cert: cannot use '/dev/null': no start"))
+      << refusal("/dev/null");
+}
+
 TEST(HttpFront, LetsQuietClientsMakeRoomForOthers) {
   const Server server("stand-in:", "cpu:1",
                       {.max_connections = 3, .idle = std::chrono::milliseconds(200)});

@@ -492,18 +492,21 @@ void Service::load(const std::string& name, const std::string& parameters, const
   for (auto model : wanted) try {
       if (hooks_.prepare) hooks_.prepare(model);
       pool_.load_and_wait(model, Duration(int64_t(config_.serve.start_s * 1e9)));
+      log_.info("a model was loaded", {{"model", name}, {"version", model.version}});
     } catch (const Error& error) {
       refuse(error.kind() == Kind::Timeout ? Status::Unavailable : Status::Invalid,
              "failed to load '", name, "' of version ", model.version, ": ", error.what());
     }
   for (const auto& model : pool_.view().models)
-    if (model.name == name && !std::ranges::count(wanted, model.version, &ModelConfig::version))
-      pool_.unload(name, model.version);
+    if (model.name == name && !std::ranges::count(wanted, model.version, &ModelConfig::version) &&
+        pool_.unload(name, model.version))
+      log_.info("a model was unloaded", {{"model", name}, {"version", model.version}});
 }
 
 void Service::unload(const std::string& name, const Caller& caller) {
   check_admin(caller, "unloading a model");
   if (!pool_.unload(name)) refuse(Status::NotFound, "there is no model '", name, "'");
+  log_.info("a model was unloaded", {{"model", name}});
 }
 
 void Service::reload(const Caller& caller) {

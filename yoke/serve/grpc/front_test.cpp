@@ -303,6 +303,8 @@ TEST(GrpcFront, SaysWhatIsWrongWithARequest) {
       {"'sequence_id'", parameter("sequence_id", [](auto& p) { p.set_double_param(1); })},
       {"'sequence_start': wanted bool_param",
        parameter("sequence_start", [](auto& p) { p.set_int64_param(1); })},
+      {"wanted none that begins with triton_, got 'triton_a'",
+       parameter("triton_a", [](auto& p) { p.set_int64_param(1); })},
       {"'yoke_stream': wanted string_param, got none", parameter("yoke_stream", [](auto&) {})},
       {"shared_memory_region",
        [](auto& m) {
@@ -678,6 +680,13 @@ TEST(GrpcFront, HasNoAdminWithoutAKeyWhereATenantIsNamedOrOthersCanAsk) {
   EXPECT_EQ(statistics("127.0.0.1:0", Context({{"yoke-tenant", "default"}})),
             Code::PERMISSION_DENIED);
   EXPECT_EQ(statistics("0.0.0.0:0", Context()), Code::PERMISSION_DENIED);
+}
+
+TEST(GrpcFront, TakesThatALastMessageWithoutDataIsWanted) {
+  Server server;
+  auto message = message_for("double");
+  (*message.mutable_parameters())["triton_enable_empty_final_response"].set_bool_param(true);
+  EXPECT_EQ(infer(server, message).error_code(), Code::OK);
 }
 
 TEST(GrpcFront, NamesTheMethodThatItDoesNotServe) {

@@ -55,7 +55,15 @@ void take(const ParameterMap& parameters, const char* name, T& value) {
          got.parameter_choice_case() ? got.ShortDebugString() : std::string("none"));
 }
 
+// What Triton's client says to get a last message without data, as a stream of pieces has anyway.
+constexpr std::string_view kEmptyFinal = "triton_enable_empty_final_response";
+
 Parameters read_parameters(const ParameterMap& from) {
+  for (const auto& [name, value] : from)
+    if (name.starts_with("triton_") && name != kEmptyFinal)
+      refuse(Status::Invalid,
+             "the request's parameters: wanted none that begins with triton_, got '",
+             name.substr(0, 64), "'");
   Parameters parameters;
   take(from, "priority", parameters.priority);
   uint64_t timeout_us = 0;

@@ -73,6 +73,18 @@ TEST(PoolTenants, AreKeptNoDeviceThatNobodyServesOn) {
   EXPECT_EQ(ask("kept"), Status::Ok);
 }
 
+TEST(PoolTenants, BorrowAsSoonAsThereIsTimeOfADeviceAgain) {
+  Bench bench("stand-in:ms=20", "cpu:1", 1, false,
+              {{.name = "kept", .guaranteed = 0.5, .lendable = 0}, {.name = "b"}});
+  Answers answers;
+  const Time begun = SteadyClock().now();
+  for (int i = 0; i < 25; ++i)  // half a second, of which a tenth is saved up
+    bench.pool.submit(row_of(1), bench.pool.tenant("b"), answers.next());
+  EXPECT_EQ(answers.count(Status::Ok), 25u);
+  EXPECT_GE(SteadyClock().now() - begun, milliseconds(700));
+  EXPECT_LT(SteadyClock().now() - begun, milliseconds(2500)) << "a look each second is too few";
+}
+
 TEST(PoolTenants, KeepNothingBackOfWhatIsSharedBesideDevicesOfTheirOwn) {
   Bench bench("stand-in:", "cpu:2", 1, false,
               {{.name = "own", .guaranteed = 1, .lendable = 0, .devices = "cpu"}, {.name = "b"}});

@@ -12,7 +12,7 @@ for flow in chain:2 mutual:2 hybrid:4 gan:2; do
   awk -v a="$here" -v b="$there" 'BEGIN {exit !(a != "" && a - b < 0.05 && b - a < 0.05)}' || fail "${flow%:*} differs on a GPU"
 done
 # All of the others run, each on as many queues as it has devices.
-for flow in ensemble:3 bagging:3 branch:2 broadcast:2 stale:2 subgraph:4 mutual_exam:2; do
+for flow in mutual_copies:4 ensemble:3 bagging:3 branch:2 broadcast:2 stale:2 subgraph:4 mutual_exam:2; do
   file=$YOKE_SOURCE/examples/flow/${flow%:*}.toml
   given=$(awk -F'"' '/^\[\[input\]\]/ {getline; sub(/:.*/, "", $2); print "--input " $2 "=1,2"}' "$file")
   # shellcheck disable=SC2086 # two words

@@ -21,6 +21,7 @@
 #include "yoke/comm/stop_signal.h"
 #include "yoke/flow/config.h"
 #include "yoke/flow/executor.h"
+#include "yoke/flow/place.h"
 #include "yoke/flow/words.h"
 #include "yoke/models/port.h"
 #include "yoke/observe/json_lines.h"
@@ -305,6 +306,10 @@ void show(const Options& options) {
   if (!options.trace.empty())
     write_file(options.trace,
                [&](std::ostream& out) { plan::write_trace(compiled.program, *replayed, out); });
+  const auto weights = flow::memory_of(compiled.graph, compiled.queue_of, compiled.bodies);
+  std::vector<uint64_t> peaks;
+  for (size_t i = 0; i < weights.size(); ++i)
+    peaks.push_back(weights[i] + uint64_t(replayed->peak_bytes[i]));
   if (options.json) {
     std::vector<std::string> path;
     for (const auto& link : replayed->critical)
@@ -312,7 +317,8 @@ void show(const Options& options) {
     std::cout << nlohmann::ordered_json{{"makespan_s", replayed->makespan},
                                         {"period_s", replayed->period},
                                         {"busy", replayed->busy},
-                                        {"peak_bytes", replayed->peak_bytes},
+                                        {"peak_bytes", peaks},
+                                        {"weights_bytes", weights},
                                         {"critical_path", path},
                                         {"costliest_edge",
                                          replayed->costliest_channel < 0
@@ -332,8 +338,9 @@ void show(const Options& options) {
             << " rounds: " << replayed->makespan * 1e3 << " ms, then " << replayed->period * 1e3
             << " ms a round\n";
   for (size_t i = 0; i < compiled.program.queues.size(); ++i)
-    std::printf("%s busy %.0f %%, holds at most %s\n", compiled.program.queues[i].c_str(),
-                100 * replayed->busy[i], bytes_text(uint64_t(replayed->peak_bytes[i])).c_str());
+    std::printf("%s busy %.0f %%, holds at most %s, %s of it weights, gradients and optimizers\n",
+                compiled.program.queues[i].c_str(), 100 * replayed->busy[i],
+                bytes_text(peaks[i]).c_str(), bytes_text(weights[i]).c_str());
   std::vector<std::string> path;
   for (const auto& link : replayed->critical) {
     const auto& name = compiled.program.rows[size_t(link.queue)][link.timed.index].name;

@@ -66,7 +66,8 @@ void show(const Options& options) {
       texts.push_back(checkpoint::read_text(path / trace_name(process)));
     if (texts.empty())
       fail(yoke::Kind::Usage, "'", options.path, "' has no trace.json: train with ",
-           "run.trace_steps=5,8 to have steps 5 to 8 traced");
+           "run.trace_steps=5,8 to have steps 5 to 8 traced, or yoke flow run FLOW --trace ",
+           options.path);
   } else {
     texts.push_back(checkpoint::read_text(path));
   }

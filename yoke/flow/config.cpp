@@ -270,7 +270,8 @@ std::vector<config::Repeated> all_sections(Sections& all) {
           [](SplitSection& s) {
             return Fields{
                 {"data_parallel", "name", &s.name, "of what it takes and gives: NAME.x, NAME.y"},
-                {"data_parallel", "nodes", &s.nodes, "one after the other, in each copy"},
+                {"data_parallel", "nodes", &s.nodes,
+                 "of each copy; one without an edge to its first input follows the one before it"},
                 {"data_parallel", "devices", &s.devices,
                  "of each copy's nodes: [\"0,1\", \"2,3\"]"}};
           }),
@@ -457,6 +458,23 @@ void make_in_order(Graph& graph, const Sections& all) {
   }
 }
 
+// Whose output leaves the copies: the last node, or the outermost branch of theirs that it is in.
+std::string last_of(const Words& nodes, const Sections& all) {
+  std::string last = nodes.back();
+  size_t most = 0;
+  for (const auto& b : all.branches) {
+    Words arms = b.then_nodes;
+    arms.insert(arms.end(), b.else_nodes.begin(), b.else_nodes.end());
+    const auto is_listed = [&](const auto& node) { return std::ranges::count(nodes, node) > 0; };
+    if (arms.size() <= most || std::ranges::count(arms, nodes.back()) == 0 ||
+        !std::ranges::all_of(arms, is_listed))
+      continue;
+    most = arms.size();
+    last = b.name;
+  }
+  return last;
+}
+
 Config read_config(const std::filesystem::path& given, const std::vector<std::string>& overrides,
                    const topo::Host* host, const std::string& within, std::set<std::string> outer) {
   const auto path = std::filesystem::is_directory(given) ? given / "flow.toml" : given;
@@ -496,7 +514,7 @@ Config read_config(const std::filesystem::path& given, const std::vector<std::st
         as_ints(sub.devices));
   // Named by edges that come before the copies do.
   for (const auto& s : all.splits)
-    if (!s.nodes.empty()) graph.name_ports(s.name, s.nodes.front(), s.nodes.back());
+    if (!s.nodes.empty()) graph.name_ports(s.name, s.nodes.front(), last_of(s.nodes, all));
   make_in_order(graph, all);
   for (const auto& chain : all.chains) graph.chain(chain.nodes, options_of(chain.edge));
   for (const auto& e : all.exchanges) {

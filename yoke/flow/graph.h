@@ -73,6 +73,7 @@ struct Node {
   std::vector<Port> inputs = {}, outputs = {};
   int region = -1, arm = 0;            // of Graph::regions
   int copy_of = -1;                    // the node whose weights it begins with
+  double loss_part = 1;                // of the loss that is made small: a mean over copies
   std::vector<int> within = {};        // devices that it may be put on; none: all
   std::string feeds = {}, gives = {};  // of a graph's own input or output: its name
   std::string what = {};               // for people: "mlp 4,32,3"
@@ -92,7 +93,8 @@ struct Exchange {
   int source = -1;    // its weights alone; -1: the mean (or sum) of all
   bool ring = false;  // of its own and those of the one before alone
   bool sum = false;
-  bool copies = false;  // of one node, that stay equal
+  bool copies = false;     // of one node, that stay equal
+  bool in_copies = false;  // of several nodes, all of one copy of them
   int64_t every = 1, staleness = 0;
 };
 
@@ -174,10 +176,13 @@ class Graph {
   };
   void branch(const std::string& name, const Branch& options);
 
-  // The rows of what comes to the first input of the first node are cut over copies of the nodes
-  // (a chain, in this order) on these devices, one list for each copy, and what the last gives is
-  // joined: "NAME.y". Where the nodes are trained, copies keep equal weights by the sum of their
-  // gradients.
+  // The rows of what comes to the nodes from others are cut over copies of them on these devices,
+  // one list for each copy, and what they give to others is joined; "NAME.x" is the first input of
+  // the first, "NAME.y" what the last gives. One whose first input
+  // nobody feeds follows the one before it. Loops, branches and exchanges that they make up are
+  // each copy's own, for its rows; so this is told after them, and after the nodes' edges. Trained
+  // copies keep equal weights by the sum of their gradients; a loss within them is the mean of
+  // theirs.
   struct Split {
     std::vector<std::string> nodes = {};
     std::vector<std::vector<int>> devices = {};
@@ -202,6 +207,7 @@ class Graph {
   int find(const std::string& name) const;  // throws with the nearest names
 
  private:
+  class Copies;
   struct End {
     int node = 0, port = 0;
   };

@@ -403,7 +403,8 @@ class Lowering {
                           .kind = loop ? Operation::Kind::Loop : Operation::Kind::Branch,
                           .group = members,
                           .what = region.name,
-                          .parts = parts};
+                          .parts = parts,
+                          .turns = region.decides.first < 0 ? region.most : 0};
       Task task{.kind = loop ? Kind::Loop : Kind::Branch, .region = id};
       const auto inside = [&](int node) {
         for (Level level = level_of(node); level.region >= 0; level = above(level))
@@ -646,12 +647,12 @@ class Lowering {
                nodes_[size_t(exchange.nodes[0])].name, "' and '", nodes_[size_t(node)].name,
                "' take their steps in different phases; gradients are traded in one");
         const auto is_copy = [&](const Node& other) { return other.copy_of == node; };
-        if (!exchange.copies &&
+        if (!exchange.copies && !exchange.in_copies && node != exchange.source &&
             (nodes_[size_t(node)].copy_of >= 0 || std::ranges::any_of(nodes_, is_copy)))
           fail(yoke::Kind::Config, "exchange '", exchange.name, "': node '",
                nodes_[size_t(node)].name,
                "' is one of several copies (replicas, data_parallel), which trade by themselves; ",
-               "name nodes without copies");
+               "name all nodes of the exchange in one data_parallel, or none of them");
         if (nodes_[size_t(node)].region >= 0)
           fail(yoke::Kind::Config, "exchange '", exchange.name, "': node '",
                nodes_[size_t(node)].name,

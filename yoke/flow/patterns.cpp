@@ -12,12 +12,6 @@
 namespace yoke::flow {
 namespace {
 
-std::vector<std::string> numbered(const std::string& name, size_t count) {
-  std::vector<std::string> names;
-  for (size_t i = 0; i < count; ++i) names.push_back(cat(name, i));
-  return names;
-}
-
 void want(bool right, const std::string& pattern, const auto&... what) {
   if (!right) fail(Kind::Config, "'", pattern, "': ", what...);
 }
@@ -213,121 +207,6 @@ void Graph::name_ports(const std::string& name, const std::string& first, const 
   also_[cat("<", name, ".y")] = last;
 }
 
-void Graph::data_parallel(const std::string& name, const Split& options) {
-  const int copies = int(options.devices.size());
-  want(copies >= 1 && !options.nodes.empty(), name,
-       "it wants nodes, and devices = [[0, 1], [2, 3]]: a list for each copy");
-  for (const auto& devices : options.devices) {
-    want(devices.size() == options.nodes.size(), name, "a copy wants a device for each of its ",
-         options.nodes.size(), " nodes, got ", devices.size());
-    for (const int device : devices)
-      want(device >= 0 && device < int(options_.devices.size()), name, "device ", device,
-           ", and the flow has ", options_.devices.size(), "; see flow.devices");
-  }
-  const auto nodes = find_all(options.nodes);
-  for (const int node : nodes) {
-    const auto& inside = nodes_[size_t(node)];
-    want(!inside.inputs.empty() && !inside.outputs.empty() && inside.region < 0, name, "node '",
-         inside.name,
-         "' cannot be copied: its rows come by an input and leave by an output, and it is in no "
-         "loop or branch");
-  }
-  const auto place = [&](int node) { return int(std::ranges::find(nodes, node) - nodes.begin()); };
-  const auto inside = [&](int node) { return place(node) < int(nodes.size()); };
-  for (size_t i = 0; i + 1 < nodes.size(); ++i)
-    if (std::ranges::none_of(edges_, [&](const Edge& edge) {
-          return edge.from == nodes[i] && edge.to == nodes[i + 1];
-        }))
-      connect({nodes[i], 0}, {nodes[i + 1], 0}, {});
-
-  std::vector<std::vector<int>> of_copy(static_cast<size_t>(copies));
-  bool has_loss = false;
-  for (int copy = 0; copy < copies; ++copy)
-    for (size_t i = 0; i < nodes.size(); ++i) {
-      Node node = nodes_[size_t(nodes[i])];
-      node.options.device = options.devices[size_t(copy)][i];
-      has_loss = has_loss || !node.options.loss.empty();
-      if (copy > 0) {
-        node.name = cat(node.name, "@", copy);
-        node.copy_of = nodes[i];
-        of_copy[size_t(copy)].push_back(add(std::move(node)));
-      } else {
-        nodes_[size_t(nodes[i])].options.device = node.options.device;
-        of_copy[0].push_back(nodes[i]);
-      }
-    }
-
-  // Ports that face outwards, each cut or joined once.
-  std::map<std::pair<int, int>, int> cut, joined;
-  const auto splitter = [&](int node, int port) {
-    const auto [found, fresh] = cut.try_emplace({node, port}, -1);
-    if (!fresh) return found->second;
-    const std::string split =
-        cut.size() == 1 ? name + "-split" : cat(name, "-split", cut.size() - 1);
-    found->second = add({.name = split,
-                         .open = splits(copies, has_loss),
-                         .options = {.device = options.devices[0][0],
-                                     .inputs = {"x"},
-                                     .outputs = numbered("y", size_t(copies))},
-                         .what = "split"});
-    for (int copy = 0; copy < copies; ++copy)
-      connect({found->second, copy}, {of_copy[size_t(copy)][size_t(place(node))], port}, {});
-    return found->second;
-  };
-  const auto joiner = [&](int node, int port) {
-    const auto [found, fresh] = joined.try_emplace({node, port}, -1);
-    if (!fresh) return found->second;
-    const std::string end = joined.size() == 1 ? name : cat(name, "-join", joined.size() - 1);
-    found->second = add({.name = end,
-                         .open = joins("concat"),
-                         .options = {.device = options.devices[0].back(),
-                                     .inputs = numbered("x", size_t(copies)),
-                                     .outputs = {"y"}},
-                         .what = "concat"});
-    for (int copy = 0; copy < copies; ++copy)
-      connect({of_copy[size_t(copy)][size_t(place(node))], port}, {found->second, copy}, {});
-    return found->second;
-  };
-
-  const auto old = std::exchange(edges_, {});
-  for (const auto& edge : old) {
-    if (!inside(edge.from) && !inside(edge.to)) {
-      edges_.push_back(edge);
-    } else if (inside(edge.from) && inside(edge.to)) {
-      for (int copy = 0; copy < copies; ++copy) {
-        auto own = edge;
-        own.from = of_copy[size_t(copy)][size_t(place(edge.from))];
-        own.to = of_copy[size_t(copy)][size_t(place(edge.to))];
-        edges_.push_back(own);
-      }
-    } else if (inside(edge.to)) {
-      auto own = edge;
-      own.to = splitter(edge.to, edge.to_port);
-      own.to_port = 0;
-      edges_.push_back(own);
-    } else {
-      auto own = edge;
-      own.from = joiner(edge.from, edge.from_port);
-      own.from_port = 0;
-      edges_.push_back(own);
-    }
-  }
-  also_[cat(">", name, ".x")] = nodes_[size_t(splitter(nodes[0], 0))].name;
-  if (nodes_[size_t(nodes.back())].options.loss.empty())
-    also_[cat("<", name, ".y")] = nodes_[size_t(joiner(nodes.back(), 0))].name;
-
-  for (size_t i = 0; i < nodes.size() && copies > 1; ++i) {
-    const auto& node = nodes_[size_t(nodes[i])];
-    if (node.options.role != Role::Train) continue;
-    Exchange exchange{.what = Exchange::What::Gradients,
-                      .name = cat("gradients of ", node.name),
-                      .sum = !has_loss,
-                      .copies = true};
-    for (const auto& copy : of_copy) exchange.nodes.push_back(copy[i]);
-    exchanges_.push_back(std::move(exchange));
-  }
-}
-
 void Graph::subgraph(const std::string& name, const Graph& graph, const std::vector<int>& devices) {
   const int first = int(nodes_.size());
   const int regions = int(regions_.size());
@@ -366,9 +245,11 @@ void Graph::subgraph(const std::string& name, const Graph& graph, const std::vec
       if (!node.feeds.empty()) {
         also_[cat(">", name, ".", inner)] = node.name;
         node.inputs = {{.port = {.name = "x"}}};
+        node.options.inputs = {"x"};
       } else {
         also_[cat("<", name, ".", inner)] = node.name;
         node.outputs = {{.port = {.name = "y"}}};
+        node.options.outputs = {"y"};
       }
       node.open = joins("concat");
       node.feeds = node.gives = {};

@@ -539,8 +539,10 @@ void Walk::backward(Level& level, const plan::Operation& operation, const Task& 
     for (size_t i = 0; i < node.outputs.size(); ++i) {
       const auto& output = saved.outputs[i];
       if (!output.requires_grad()) continue;
-      if (node.outputs[i].port.name == node.options.loss)
-        sums[i] = sums[i].defined() ? sums[i] + at::ones_like(output) : at::ones_like(output);
+      if (node.outputs[i].port.name == node.options.loss) {
+        const auto own = at::full_like(output, node.loss_part);
+        sums[i] = sums[i].defined() ? sums[i] + own : own;
+      }
       if (!sums[i].defined()) continue;
       roots.push_back(output);
       root_gradients.push_back(sums[i].to(output.scalar_type()));

@@ -330,12 +330,21 @@ std::string describe_words() {
   return text;
 }
 
+std::vector<std::string> numbered(const std::string& name, size_t count) {
+  std::vector<std::string> names;
+  for (size_t i = 0; i < count; ++i) names.push_back(cat(name, i));
+  return names;
+}
+
 Open joins(const std::string& how, std::vector<double> weights) {
   if (how == "mean") return simple(mean);
   if (how == "vote") return simple(vote);
   if (how == "stack") return simple([](const Tensors& in) { return at::stack(in); });
   if (how == "concat")
-    return simple([](const Tensors& in) { return in.size() == 1 ? in[0] : at::cat(in); });
+    return simple([](const Tensors& in) {
+      if (in.size() == 1) return in[0];
+      return in[0].dim() == 0 ? at::stack(in) : at::cat(in);  // of numbers, a row of them
+    });
   if (how == "weighted")
     return simple([weights](const Tensors& in) {
       auto sum = in[0] * weights[0];
@@ -347,9 +356,9 @@ Open joins(const std::string& how, std::vector<double> weights) {
 
 Open splits(int64_t pieces, bool even) {
   return function(Function([=](const Tensors& in, int64_t) -> Tensors {
-    const int64_t rows = in[0].dim() == 0 ? 0 : in[0].size(0);
-    if (rows < pieces)
-      fail(Kind::Usage, "cannot cut ", rows, " rows into ", pieces, " pieces, one for each copy");
+    if (in[0].dim() == 0)
+      fail(Kind::Usage, "cannot cut one number into ", pieces, " pieces, one for each copy");
+    const int64_t rows = in[0].size(0);
     if (even && rows % pieces != 0)
       fail(Kind::Usage, "cannot cut ", rows, " rows evenly over ", pieces,
            " copies, each with a loss of its own: the mean of their losses would count some rows ",

@@ -19,6 +19,8 @@ struct Word {
 std::optional<Word> find_word(const std::string& text, uint64_t seed, const std::string& key);
 std::string describe_words();
 
+// Names of as many ports: x0, x1, …
+std::vector<std::string> numbered(const std::string& name, size_t count);
 // What joins several values, one input each: mean, vote, stack, concat, weighted.
 Open joins(const std::string& how, std::vector<double> weights = {});
 // The rows in so many pieces, one output each.

@@ -59,6 +59,7 @@ struct Operation {
   std::string what = {};  // Send, Recv, Collective, Loop, Branch: must be equal at all ends
   std::vector<Use> uses = {};
   std::vector<int> parts = {};  // Loop: its body, Branch: its arms; places in Program::parts
+  int64_t turns = 0;            // Loop: 0 where a predicate ends it
   double cost = 0;              // seconds, where it is known
   bool meets() const { return kind >= Kind::Send; }
 };

@@ -218,10 +218,26 @@ class Replayer {
 
   std::string look_inside(const Operation& operation, int part) {
     if (insides_.contains({operation.kind, part})) return {};
-    const int64_t rounds = operation.kind == OpKind::Loop ? costs_.loop_rounds : 1;
-    Replayer replayer(program_.parts[size_t(part)], rounds, costs_);
-    const auto stuck = replayer.run();
-    insides_[{operation.kind, part}] = replayer.inside();
+    constexpr int64_t kSettled = 32;  // turns, after which each takes as long as the one before
+    const int64_t turns = operation.kind != OpKind::Loop ? 1
+                          : operation.turns > 0          ? operation.turns
+                                                         : costs_.loop_rounds;
+    std::string stuck;
+    const auto after = [&](int64_t rounds) {
+      Replayer replayer(program_.parts[size_t(part)], rounds, costs_);
+      stuck = replayer.run();
+      return replayer.inside();
+    };
+    auto inside = after(std::min(turns, 2 * kSettled));
+    if (turns > 2 * kSettled && stuck.empty()) {
+      const auto half = after(kSettled);
+      const double more = double(turns - 2 * kSettled) / double(kSettled);
+      for (size_t q = 0; q < inside.ends.size(); ++q) {
+        inside.ends[q] += more * (inside.ends[q] - half.ends[q]);
+        inside.busy[q] += more * (inside.busy[q] - half.busy[q]);
+      }
+    }
+    insides_[{operation.kind, part}] = std::move(inside);
     return stuck.empty() ? "" : cat("inside of ", operation.name, "\n", stuck);
   }
   // The body of a loop, the costlier arm of a branch.

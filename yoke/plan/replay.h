@@ -20,7 +20,7 @@ struct ReplayCosts {
   double operation = 10e-6;  // seconds of an operation without a cost of its own
   double bytes_per_s = 8e9;  // of a channel's values between two queues, and of messages
   double latency = 5e-6;
-  int64_t loop_rounds = 3;  // of a body
+  int64_t loop_rounds = 3;  // of a body that a predicate ends
 };
 
 struct Replayed {

@@ -209,6 +209,16 @@ TEST(Replay, ALoopTakesTheRoundsOfItsBody) {
   EXPECT_DOUBLE_EQ(replay(program, 2, costs)->period, 13.25) << "what the entry costs is on top";
 }
 
+TEST(Replay, ALoopWhoseTurnsAreKnownTakesThem) {
+  auto program = with_part(OpKind::Loop);
+  for (const int64_t turns : {1, 5, 64, 1000}) {  // the last from what the first ones take
+    for (auto& row : program.rows) row[1].turns = turns;
+    const auto replayed = replay(program, 1, kFreeMessages);
+    EXPECT_DOUBLE_EQ(replayed->rows[1][1].end, 2 + 1 + 2 * double(turns));
+    EXPECT_DOUBLE_EQ(replayed->busy[1] * replayed->makespan, 2 + 2 * double(turns));
+  }
+}
+
 TEST(Replay, ABranchTakesItsCostlierArm) {
   auto program = with_part(OpKind::Branch);
   program.parts.push_back(chain({1, 7}));

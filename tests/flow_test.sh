@@ -120,9 +120,12 @@ kill -TERM "$run"
 hears_signals() { # until SIGTERM, 15, is caught
   local caught
   for _ in {1..6000}; do
-    caught=$(awk '/^SigCgt/ {print $2}' "/proc/$run/status" 2>/dev/null) || true
     # Before exec it is still this shell, which catches signals of its own.
-    [[ $(readlink "/proc/$run/exe") == */yoke ]] && ((0x${caught:-0} & 0x4000)) && return || sleep 0.01
+    if [[ $(readlink "/proc/$run/exe") == */yoke ]]; then
+      caught=$(awk '/^SigCgt/ {print $2}' "/proc/$run/status" 2>/dev/null) || true
+      ((0x${caught:-0} & 0x4000)) && return
+    fi
+    sleep 0.01
   done
   fail "flow run heard no signals in a minute: $(cat "$scratch/why")"
 }

@@ -105,9 +105,21 @@ void Pool::Impl::admit(const TicketPtr& ticket) {
       return may_use(ticket->tenant, *hosted->seat);
     });
     if (!some)
-      refuse(Status::Unavailable, "model '", ticket->model->config.name,
-             "' has no replica on the devices of tenant '", tenant.config.name, "'");
+      refuse(Status::Forbidden, "model '", ticket->model->config.name, "' is on ",
+             owned_places(*ticket->model), " alone, which tenant '", tenant.config.name,
+             "' may not use; put it on more by model.devices");
   }
+}
+
+std::string Pool::Impl::owned_places(const Model& model) const {
+  std::vector<std::string> places;
+  for (const auto& hosted : model.hosted) {
+    const int owner = hosted->seat->owner;
+    places.push_back(
+        cat(hosted->seat->name,
+            owner < 0 ? "" : cat(" of tenant '", tenants_[size_t(owner)]->config.name, "'")));
+  }
+  return join(places, ", ");
 }
 
 // Where there are fewest. Of several tenants one has at most as many as it leaves to others, so
@@ -271,11 +283,10 @@ void Pool::Impl::set_owners() {
   count_devices();
 }
 
-// Whether there are enough of what tenants want for themselves, and each model has a replica for
-// the others; where no model was placed yet nobody knows.
+// Whether there are enough of what tenants want for themselves; where no model was placed yet
+// nobody knows.
 void Pool::Impl::check_owners(const std::vector<TenantConfig>& tenants) const {
   std::map<std::string, int> wanted;
-  std::map<const Seat*, const TenantConfig*> owners;  // as set_owners() finds them
   for (const auto& tenant : tenants) {
     if (tenant.devices.empty()) continue;
     for (const auto& device : topo::parse_devices(tenant.devices, options_.host)) {
@@ -287,27 +298,8 @@ void Pool::Impl::check_owners(const std::vector<TenantConfig>& tenants) const {
              "' cannot be its own: with those of tenants before it that is ", wanted[name], " x ",
              name, ", and the models are on ", there,
              "; name fewer, or put the models on more by model.devices");
-      const auto seat = std::ranges::find_if(seats_, [&](const Seat& one) {
-        return one.name.starts_with(name + "#") && !owners.contains(&one);
-      });
-      if (seat != seats_.end()) owners[&*seat] = &tenant;
     }
   }
-  const auto other =
-      std::ranges::find_if(tenants, [](const auto& one) { return one.devices.empty(); });
-  if (other == tenants.end()) return;
-  const auto check = [&](const Model& model) {
-    const auto is_owned = [&](const auto& one) { return owners.contains(one->seat); };
-    if (model.hosted.empty() || !std::ranges::all_of(model.hosted, is_owned)) return;
-    const auto& last = *model.hosted.back();
-    const auto& owner = *owners.at(last.seat);
-    fail(Kind::Config, "tenant '", owner.name, "': devices '", owner.devices,
-         "' cannot be its own: model '", model.config.name, "' of version ", model.config.version,
-         " has no replica but on ", last.spec.device, ", and none would be left for tenant '",
-         other->name, "'; put the model on more devices by model.devices");
-  };
-  for (const auto& [key, model] : models_) check(*model);
-  for (const auto& model : coming_) check(*model);
 }
 
 // Requests for which there is no device any more, and sequences on one that is another's now.

@@ -255,6 +255,7 @@ class Pool::Impl {
   void count_in(Ticket& ticket);
   void count_out(Ticket& ticket);
   void admit(const TicketPtr& ticket);                    // throws Refused
+  std::string owned_places(const Model& model) const;     // for people
   void join_sequence(Ticket& ticket);                     // likewise
   Hosted& place_of_sequence(const Ticket& ticket) const;  // likewise
   void enqueue(const TicketPtr& ticket);

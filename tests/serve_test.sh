@@ -132,10 +132,14 @@ same() { # what both say, decoded
   "$python" -c 'import json, sys; a, b = json.loads(sys.argv[1])["text"], json.loads(sys.argv[2])["text_output"]; sys.exit(a != b)' "$1" "$2"
 }
 same "$wanted" "$got" || fail "generate gave '$got', wanted '$wanted'"
-pieces=$(curl -sSN -m 30 "http://$http/v2/models/first/generate_stream" -d '{"text_input":"int ","max_tokens":24,"temperature":0}' | sed -n 's/^data: //p')
+# Who reads late gets several pieces as one, and so does a test on a busy machine: not each time, though.
+for _ in {1..20}; do
+  pieces=$(curl -sSN -m 30 "http://$http/v2/models/first/generate_stream" -d '{"text_input":"int ","max_tokens":24,"temperature":0}' | sed -n 's/^data: //p')
+  (($(wc -l <<<"$pieces") <= 3)) || break
+done
 joined=$("$python" -c 'import json, sys; print(json.dumps({"text_output": "".join(json.loads(line)["text_output"] for line in sys.argv[1].splitlines())}))' "$pieces")
 same "$wanted" "$joined" || fail "generate_stream gave '$joined', wanted '$wanted'"
-(($(wc -l <<<"$pieces") > 3)) || fail "the text came in one piece"
+(($(wc -l <<<"$pieces") > 3)) || fail "the text came in $(wc -l <<<"$pieces") pieces, 20 times"
 stop_server
 
 # A real model with state: mixed it would give one user's sound to another, so it is served alone, or a copy for each

@@ -131,12 +131,12 @@ FairShare::Turn Pool::Impl::pick_otherwise(const Seat& seat, const Batch* with,
                                            const std::vector<int>& waiting) {
   int best = waiting[0];
   const auto arrival = [&](int tenant) { return next_of(tenant, seat, with)->number; };
-  const auto turns = [&](int tenant) { return tenants_[size_t(tenant)]->turns; };
+  const auto last = [&](int tenant) { return tenants_[size_t(tenant)]->last_turn; };
   for (const int tenant : waiting)
     if ((options_.policy == "fifo" && arrival(tenant) < arrival(best)) ||
-        (options_.policy == "round_robin" && turns(tenant) < turns(best)))
+        (options_.policy == "round_robin" && last(tenant) < last(best)))
       best = tenant;
-  ++tenants_[size_t(best)]->turns;
+  tenants_[size_t(best)]->last_turn = ++turns_;
   return {.tenant = best, .borrows = true};
 }
 

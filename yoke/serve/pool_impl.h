@@ -197,7 +197,7 @@ struct Tenant {
   std::map<Model*, Queue> queues = {};
   size_t waiting = 0;  // requests without an answer, and the bytes of their inputs
   uint64_t waiting_bytes = 0;
-  uint64_t turns = 0;  // with the policy round_robin
+  uint64_t last_turn = 0;  // with the policy round_robin
   uint64_t refused = 0;
   std::map<std::string, Usage> usage = {};
   std::deque<double> latest_ms = {};
@@ -244,6 +244,7 @@ class Pool::Impl {
   std::map<std::string, Stream> streams_;
   std::multimap<Time, TicketPtr> deadlines_;
   FairShare share_{0};
+  uint64_t turns_ = 0;  // of the policy round_robin
   BatchTrace trace_;
   uint64_t next_number_ = 1, next_row_key_;
   int next_replica_ = 0;

@@ -448,9 +448,7 @@ Pool::TicketPtr Pool::submit(Request request, int tenant, OnAnswer on_answer, On
       if (!model && impl.find_coming(request.model, request.version))
         refuse(Status::Unavailable, "model '", request.model, "' is not ready yet");
     }
-    if (!model)
-      refuse(Status::NotFound, "there is no model '", request.model, "'",
-             request.version.empty() ? "" : cat(" of version ", request.version));
+    if (!model) refuse_unknown(request.model, request.version);
     if (!facts) refuse(Status::Unavailable, "model '", request.model, "' is not ready");
     const int64_t rows = check_request(request.model, *facts, request);
     ticket->rows = std::max<int64_t>(rows, 1);

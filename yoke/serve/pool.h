@@ -159,6 +159,8 @@ class Pool {
   std::string trace() const;  // of the last batches, as JSON
   // Of an empty version the newest that is ready.
   std::optional<ModelView> find(const std::string& name, const std::string& version = "") const;
+  // Throws Refused, which says what there is.
+  [[noreturn]] void refuse_unknown(const std::string& name, const std::string& version = "") const;
   bool ready() const;
 
  private:

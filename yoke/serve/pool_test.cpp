@@ -108,6 +108,7 @@ TEST(Pool, RefusesWhatDoesNotFitBeforeItIsScheduled) {
   EXPECT_EQ(all[0][0].outcome.status, Status::Invalid);
   EXPECT_NE(all[0][0].outcome.text.find("wanted"), std::string::npos);
   EXPECT_EQ(all[1][0].outcome.status, Status::NotFound);
+  EXPECT_EQ(all[1][0].outcome.text, "there is no model 'n'; there are: m/1");
   EXPECT_EQ(all[2][0].outcome.text, "model 'm', input 'x': wanted at most 8 rows, got FP32[9,4]");
   EXPECT_EQ(all[3][0].outcome.text, "model 'm', input 'x': wanted it once, got it 2 times");
 }

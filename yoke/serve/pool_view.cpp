@@ -2,6 +2,7 @@
 // What a pool tells of itself: counts of what was answered, views, metrics.
 #include <algorithm>
 
+#include "yoke/base/text.h"
 #include "yoke/serve/pool_impl.h"
 
 namespace yoke::serve {
@@ -105,6 +106,19 @@ std::optional<ModelView> Pool::find(const std::string& name, const std::string& 
   if (!model) model = impl_->find_coming(name, version);
   if (!model) return std::nullopt;
   return impl_->view_of(*model);
+}
+
+void Pool::refuse_unknown(const std::string& name, const std::string& version) const {
+  constexpr size_t kMost = 8;
+  std::vector<std::string> there;
+  {
+    const MutexLock lock(impl_->mutex_);
+    for (const auto& [key, model] : impl_->models_) there.push_back(key);
+  }
+  if (there.size() > kMost) there.resize(kMost), there.emplace_back("…");
+  refuse(Status::NotFound, "there is no model '", name, "'",
+         version.empty() ? "" : cat(" of version ", version),
+         there.empty() ? "" : cat("; there are: ", join(there, ", ")));
 }
 
 std::string Pool::trace() const {

@@ -228,9 +228,7 @@ bool Service::ready() const { return !draining_ && pool_.ready(); }
 
 ModelView Service::need_model(const std::string& name, const std::string& version) const {
   auto model = pool_.find(name, version);
-  if (!model)
-    refuse(Status::NotFound, "there is no model '", name, "'",
-           version.empty() ? "" : cat(" of version ", version));
+  if (!model) pool_.refuse_unknown(name, version);
   return std::move(*model);
 }
 
@@ -505,7 +503,7 @@ void Service::load(const std::string& name, const std::string& parameters, const
 
 void Service::unload(const std::string& name, const Caller& caller) {
   check_admin(caller, "unloading a model");
-  if (!pool_.unload(name)) refuse(Status::NotFound, "there is no model '", name, "'");
+  if (!pool_.unload(name)) pool_.refuse_unknown(name);
   log_.info("a model was unloaded", {{"model", name}});
 }
 

@@ -19,7 +19,7 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 constexpr Duration kUnknown = seconds(60);  // that a batch of a shape nobody has seen may take
-constexpr Duration kUntaken = seconds(1);   // that a batch lies open for a worker that is well
+constexpr Duration kUntaken = seconds(2);   // that a batch lies open for a worker that is well
 constexpr Duration kLookForIdle = milliseconds(100);  // at sequences, at the most
 
 }  // namespace

@@ -80,20 +80,31 @@ TEST(Copies, OfSomeNodesOfALoopStandInIt) {
   expect_rows(graph, {{0, 1, 2, 3}, {5, 6}}, {{10, 11, 12, 13}, {15, 16}});
 }
 
+// One less or a half more, as a node "gate" says that is in the graph.
+void pick(Graph& graph) {
+  graph.node("less", plus(-1), {.device = 0}), graph.node("more", plus(0.5), {.device = 1});
+  graph.edge("x", "less"), graph.edge("x", "more");
+  graph.branch("pick", {.when = "gate",
+                        .then = {"less"},
+                        .otherwise = {"more"},
+                        .then_gives = "less",
+                        .otherwise_gives = "more"});
+}
+
+// Decided by the mean of the rows, on two devices.
+Graph choice() {
+  auto graph = graph_on("cpu:2");
+  graph.input("x:FP32[n]", {});
+  add(graph, "gate", "above:than=10", {.device = 0});
+  graph.edge("x", "gate");
+  pick(graph);
+  return graph;
+}
+
 TEST(Copies, OfABranchChooseByTheirRows) {
   for (const bool decided_within : {true, false})
     for (const bool swapped : {false, true}) {
-      auto graph = graph_on("cpu:2");
-      graph.input("x:FP32[n]", {});
-      add(graph, "gate", "above:than=10", {.device = 0});
-      graph.node("less", plus(-1), {.device = 0});
-      graph.node("more", plus(0.5), {.device = 1});
-      for (const char* name : {"gate", "less", "more"}) graph.edge("x", name);
-      graph.branch("pick", {.when = "gate",
-                            .then = {"less"},
-                            .otherwise = {"more"},
-                            .then_gives = "less",
-                            .otherwise_gives = "more"});
+      auto graph = choice();
       graph.output("y", "pick");
       Graph::Split split{.nodes = {"less", "more"}, .devices = {{0, 1}, {1, int(swapped)}}};
       if (decided_within) {
@@ -112,33 +123,14 @@ TEST(Copies, OfABranchChooseByTheirRows) {
 }
 
 TEST(Copies, OfANodeInAnArmStandInIt) {
-  auto graph = graph_on("cpu:2");
-  graph.input("x:FP32[n]", {});
-  add(graph, "gate", "above:than=10", {.device = 0});
-  graph.node("less", plus(-1));
-  graph.node("more", plus(0.5), {.device = 1});
-  for (const char* name : {"gate", "less", "more"}) graph.edge("x", name);
-  graph.branch("pick", {.when = "gate",
-                        .then = {"less"},
-                        .otherwise = {"more"},
-                        .then_gives = "less",
-                        .otherwise_gives = "more"});
+  auto graph = choice();
   graph.output("y", "pick");
   graph.data_parallel("copies", {.nodes = {"less"}, .devices = {{0}, {1}}});
   expect_rows(graph, {{20, 30, 1, 2}, {1, 2}}, {{19, 29, 0, 1}, {1.5, 2.5}});
 }
 
 TEST(Copies, OfABranchLeaveItByTheirName) {
-  auto graph = graph_on("cpu:2");
-  graph.input("x:FP32[n]", {});
-  add(graph, "gate", "above:than=10");
-  graph.node("less", plus(-1)), graph.node("more", plus(0.5));
-  for (const char* name : {"gate", "less", "more"}) graph.edge("x", name);
-  graph.branch("pick", {.when = "gate",
-                        .then = {"less"},
-                        .otherwise = {"more"},
-                        .then_gives = "less",
-                        .otherwise_gives = "more"});
+  auto graph = choice();
   graph.data_parallel("copies",
                       {.nodes = {"gate", "less", "more"}, .devices = {{0, 0, 0}, {1, 1, 1}}});
   graph.output("y", "copies.y");
@@ -149,14 +141,8 @@ TEST(Copies, OfWhatAnEnsembleDecidesHaveTheirOwn) {
   auto graph = graph_on("cpu:2");
   graph.input("x:FP32[n]", {});
   add(graph, "high", "above:than=10"), add(graph, "low", "above:than=5");
-  graph.node("less", plus(-1)), graph.node("more", plus(0.5));
   graph.ensemble("gate", "x", {.nodes = {"high", "low"}});
-  graph.edge("x", "less"), graph.edge("x", "more");
-  graph.branch("pick", {.when = "gate",
-                        .then = {"less"},
-                        .otherwise = {"more"},
-                        .then_gives = "less",
-                        .otherwise_gives = "more"});
+  pick(graph);
   graph.output("y", "pick");
   graph.data_parallel("copies", {.nodes = {"high", "low", "less", "more"},
                                  .devices = {{0, 0, 0, 0}, {1, 1, 1, 1}}});

@@ -184,6 +184,26 @@ TEST(Copies, OfNodesAroundASubgraphTakeItIn) {
   }
 }
 
+TEST(Copies, OfASubgraphLeaveTheDevicesThatItHad) {
+  Graph inner({.devices = topo::parse_devices("cpu")});
+  inner.input("x:FP32[n]", {});
+  inner.node("a", plus(1)), inner.node("b", plus(2));
+  for (const std::string name : {"a", "b"}) {
+    inner.node("sum_" + name, function([](const Tensors& in) { return in[0] + in[1].sum(0); }),
+               {.inputs = {"x", "peers"}});
+    inner.edge("x", name), inner.edge(name, "sum_" + name + ".x");
+  }
+  inner.exchange("talk", {.from = {"a", "b"}, .into = {"sum_a.peers", "sum_b.peers"}});
+  inner.output("y", "sum_a");
+  auto graph = graph_on("cpu:2");
+  graph.input("x:FP32[n]", {});
+  graph.subgraph("sub", inner, {0});
+  graph.edge("x", "sub.x"), graph.output("y", "sub.y");
+  graph.data_parallel("copies", {.nodes = {"sub/a", "sub/b", "sub/sum_a", "sub/sum_b"},
+                                 .devices = {{0, 0, 0, 0}, {1, 1, 1, 1}}});
+  expect_rows(graph, {{1, 2, 3}}, {{5, 7, 9}});
+}
+
 TEST(Copies, OfAnEnsembleHaveItsMergeBetween) {
   auto graph = graph_on("cpu:2");
   graph.input("x:FP32[n]", {});

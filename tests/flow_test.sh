@@ -66,7 +66,9 @@ expect 2 '"circle":\[\{"queue":"[^"]+","operation":"hen","why":"waits for a valu
   "$yoke" flow check "$scratch/my.toml" --json
 expect 2 "hen.*waits for a value of 'egg.y -> hen.x'" "$yoke" flow run "$scratch/my.toml"
 flow '[[node]]' 'name = "a"' 'model = "samee"'
-expect 2 "'samee' is no word" "$yoke" flow check "$scratch/my.toml"
+expect 2 "'samee' is no word.*; did you mean same" "$yoke" flow check "$scratch/my.toml"
+flow '[[node]]' 'name = "a"' 'model = "same"' '[[edge]]' 'to = "a"'
+expect 2 "edge: wanted from and to, got '' and 'a'" "$yoke" flow check "$scratch/my.toml"
 flow '[[node]]' 'name = "a"' 'modell = "same"'
 expect 2 'did you mean node.model' "$yoke" flow check "$scratch/my.toml"
 expect 2 'cannot read' "$yoke" flow run "$scratch/nowhere.toml"
@@ -99,6 +101,9 @@ done
 sed "s|^lr = 0.5|lr = 0.5\nweights = \"$scratch/kept/NODE.safetensors\"|" "$examples/chain.toml" |
   awk '/^name = /{node = $3; gsub(/"/, "", node)} {sub(/NODE/, node); print}' >"$scratch/again.toml"
 above 0.1 "$("$yoke" flow run "$scratch/again.toml" --rounds 1 2>/dev/null | sed -n 's/.*loss //p')" "the loss of weights that were kept"
+
+"$yoke" flow run "$examples/mutual_copies.toml" --rounds 1 --save "$scratch/copied" >/dev/null 2>&1
+[[ $(ls "$scratch/copied") == $'ann.safetensors\nbob.safetensors' ]] || fail "weights of copies are kept: $(ls "$scratch/copied")"
 
 # A signal ends it after a round, and what was learnt is kept.
 "$yoke" flow run "$examples/chain.toml" --rounds 100000000 --save "$scratch/stopped" >"$scratch/log" 2>"$scratch/why" &

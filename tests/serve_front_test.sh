@@ -29,6 +29,10 @@ done
 expect 2 'model.replicas: got -1, wanted at least 0' "$yoke" serve stand-in: --replicas -1 --dry-run
 expect 2 'model.batch: got -5, wanted at least 0' "$yoke" serve stand-in: --batch -5 --dry-run
 
+expect 2 "model 'nowhere': there is no '$scratch/nowhere.pt'" "$yoke" serve "$scratch/nowhere.pt" --dry-run
+mkdir "$scratch/here"
+(cd "$scratch/here" && expect 0 '^name = "here"' "$yoke" serve . --dry-run)
+
 # A key is shown when its digest is where it belongs.
 expect 2 'an admin is no tenant' "$yoke" serve key new admin "$scratch/flags.toml"
 code=0 && "$yoke" serve key new ann "$scratch/none/config.toml" >"$scratch/output" 2>&1 || code=$?
@@ -214,6 +218,7 @@ sed -i 's/^grace_s = 8/grace_s = 500/' "$scratch/end.toml"
 start_server "$scratch/end.toml"
 kill -TERM "$server"
 await gives 503 /v2/health/ready
+expect_answer 200 '{"live":true,"ready":false}' /v2/health/live
 stop_server 143
 
 # And while a client does not read its answers.

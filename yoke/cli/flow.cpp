@@ -143,7 +143,9 @@ void print_result(const Options& options, const std::vector<std::string>& names,
 void save(const Options& options, const flow::Executor& executor) {
   const std::filesystem::path folder = options.save;
   for (const auto& node : executor.compiled().graph.nodes()) {
-    if (node.options.role != flow::Role::Train || !node.options.weights_of.empty()) continue;
+    if (node.options.role != flow::Role::Train || !node.options.weights_of.empty() ||
+        node.copy_of >= 0)
+      continue;
     std::string name = node.name;
     std::ranges::replace(name, '/', '-');
     flow::save_weights(executor.body(node.name), folder / (name + ".safetensors"));

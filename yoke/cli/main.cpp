@@ -43,7 +43,7 @@ void check_verb(const CLI::App& app, int argc, char** argv) {
   }
   const auto close = yoke::nearest(argv[1], verbs);
   yoke::fail(yoke::Kind::Usage, "no verb '", argv[1], "'",
-             close.empty() ? "" : "; did you mean " + close[0] + "?",
+             close.empty() ? "." : "; did you mean " + close[0] + "?",
              " There are: ", yoke::join(verbs, ", "), "; see yoke --help");
 }
 

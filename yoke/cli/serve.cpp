@@ -51,7 +51,7 @@ std::string read_file(const std::string& path) {
 
 std::string name_of(const std::string& path) {
   if (serve::is_stand_in(path)) return "stand-in";
-  fs::path file = fs::path(path).lexically_normal();
+  fs::path file = fs::absolute(path).lexically_normal();
   if (file.filename().empty()) file = file.parent_path();
   return fs::is_directory(file) ? file.filename().string() : file.stem().string();
 }
@@ -296,7 +296,11 @@ int serve(const Options& options) {
   }
   auto config = read_config(options);
   const auto host = read_visible_host(read_environment());
-  for (auto& model : config.models) settle_replicas(model, host);
+  for (auto& model : config.models) {
+    if (!serve::is_stand_in(model.path) && !fs::exists(model.path))
+      fail(Kind::Usage, "model '", model.name, "': there is no '", model.path, "'");
+    settle_replicas(model, host);
+  }
   check_memory(config.models, host);
   if (options.dry_run) {
     for (const auto& model : config.models) std::cout << serve::to_toml(model);

@@ -370,9 +370,11 @@ void add_node(Graph& graph, const NodeSection& node, const std::filesystem::path
     return;
   }
   const auto path = folder / node.model;
+  const auto close = nearest(node.model.substr(0, node.model.find(':')), word_names());
   if (!std::filesystem::exists(path))
     fail(Kind::Config, "node '", node.name, "': there is no file ", path.string(), ", and '",
-         node.model, "' is no word of `yoke flow words`");
+         node.model, "' is no word of `yoke flow words`",
+         close.empty() ? "" : cat("; did you mean ", join(close, " or "), "?"));
   const auto ports = [&](const Words& texts) {
     std::vector<plan::Port> result;
     for (const auto& text : texts)
@@ -535,7 +537,11 @@ Config read_config(const std::filesystem::path& given, const std::vector<std::st
     }
   }
   for (const auto& b : all.broadcasts) graph.broadcast_weights(b.source, b.nodes, b.every);
-  for (const auto& edge : all.edges) graph.edge(edge.from, edge.to, options_of(edge));
+  for (const auto& edge : all.edges) {
+    if (edge.from.empty() || edge.to.empty())
+      fail(Kind::Config, "edge: wanted from and to, got '", edge.from, "' and '", edge.to, "'");
+    graph.edge(edge.from, edge.to, options_of(edge));
+  }
   for (const auto& input : all.inputs)
     for (const auto& to : input.to) graph.edge(input.port.substr(0, input.port.find(':')), to);
   for (const auto& loop : all.loops) {

@@ -47,6 +47,22 @@ TEST(Copies, OfALoopTurnsEachAsItsRowsWant) {
     }
 }
 
+TEST(Copies, OfALoopOfOneRowAreDoneWhereThereIsNone) {
+  auto graph = graph_on("cpu:2");
+  graph.input("x:FP32[n]", {});
+  add(graph, "nearer", "nearer"), add(graph, "judge", "settled:by=1e-3");
+  graph.edge("x", "nearer.x"), graph.edge("x", "nearer.a");
+  graph.edge("nearer", "judge.new"), graph.edge("x", "judge.old");
+  graph.loop("refine", {.nodes = {"nearer", "judge"},
+                        .carry = {{"judge.y", "nearer.x"}, {"judge.y", "judge.old"}},
+                        .until = "judge.done",
+                        .most = 50});
+  graph.output("y", "judge.y");
+  graph.data_parallel("copies", {.nodes = {"nearer", "judge"}, .devices = {{0, 0}, {1, 1}}});
+  Executor executor(compile(graph));
+  EXPECT_NEAR(number(executor.step({at::full({1}, 9.0f)})[0]), 3, 1e-3);
+}
+
 TEST(Copies, OfALoopOfSoManyTurnsAreOneLoop) {
   auto graph = graph_on("cpu:2");
   graph.input("x:FP32[n]", {});

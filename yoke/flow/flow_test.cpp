@@ -916,6 +916,16 @@ TEST(Flow, WordsThatDoNotExistAndBadArgumentsAreTold) {
   EXPECT_TRUE(has(error_of([&] { graph.node("far", plus(0), {.device = 3}); }),
                   "device 3, and the flow has 1"));
   EXPECT_TRUE(has(error_of([&] { compile(graph); }), "input 'teacher.x' has no edge"));
+  // Though without it nothing reaches the loss either.
+  auto trained = graph_on("cpu");
+  add(trained, "data", "spirals"), add(trained, "net", "mlp:2,3", {.role = Role::Train});
+  add(trained, "loss", "cross_entropy");
+  trained.edge("data.x", "net"), trained.edge("data.label", "loss.x");
+  EXPECT_TRUE(has(error_of([&] { compile(trained); }), "input 'loss.label' has no edge"));
+  trained.node("source", counts(), {.outputs = {"z"}});
+  EXPECT_TRUE(has(error_of([&] { trained.edge("net", "source"); }),
+                  "node 'source' has no input; a node that says one side alone has none on the "
+                  "other: say input = [\"x\"] too"));
 }
 
 }  // namespace

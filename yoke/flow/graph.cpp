@@ -127,7 +127,10 @@ Graph::End Graph::end_of(const std::string& given, bool output) {
   const auto& ports = output ? nodes_[size_t(node)].outputs : nodes_[size_t(node)].inputs;
   const char* side = output ? "output" : "input";
   if (dot == text.npos) {
-    if (ports.empty()) fail(Kind::Config, "node '", text, "' has no ", side);
+    if (ports.empty())
+      fail(Kind::Config, "node '", text, "' has no ", side,
+           "; a node that says one side alone has ", "none on the other: say ", side, " = [\"",
+           output ? "y" : "x", "\"] too");
     return {node, 0};
   }
   for (size_t i = 0; i < ports.size(); ++i)

@@ -48,6 +48,7 @@ class Lowering {
     for (size_t i = 0; i < devices_.size(); ++i)
       queues_.push_back(std::ranges::count(devices_, devices_[i]) > 1 ? cat(devices_[i], "#", i)
                                                                       : devices_[i]);
+    check_inputs();
     check_arms();
     check_rounds();
     gradients_ = find_gradients(graph_, out_.bodies);
@@ -90,6 +91,16 @@ class Lowering {
     return {true, at.region};
   }
   int queue(int node) const { return out_.queue_of[size_t(node)]; }
+
+  void check_inputs() const {
+    for (size_t i = 0; i < nodes_.size(); ++i)
+      for (size_t port = 0; port < nodes_[i].inputs.size(); ++port)
+        if (std::ranges::none_of(into_[i], [&](int edge) {
+              return graph_.edges()[size_t(edge)].to_port == int(port);
+            }))
+          fail(yoke::Kind::Config, "input '", nodes_[i].name, ".", nodes_[i].inputs[port].port.name,
+               "' has no edge; give it one, or make it an input of the flow");
+  }
 
   void check_arms() const {
     for (const auto& edge : graph_.edges()) {
@@ -325,9 +336,8 @@ class Lowering {
         const auto& edge = edges[size_t(i)];
         if (edge.to_port == int(port) && !edge.carried && frame.channels.contains(i)) edge_in = i;
       }
-      if (edge_in < 0)
-        fail(yoke::Kind::Config, "input '", node.name, ".", node.inputs[port].port.name,
-             "' has no edge; give it one, or make it an input of the flow");
+      YOKE_CHECK(edge_in >= 0, "'", node.name, ".", node.inputs[port].port.name,
+                 "' has no channel");
       const auto& edge = edges[size_t(edge_in)];
       operation.takes.push_back({frame.channels.at(edge_in).second, node.inputs[port].tokens});
       task.take_ports.push_back(int(port));

@@ -285,7 +285,7 @@ const std::vector<Known>& known() {
        [](const std::string& text, uint64_t, const std::string&) {
          const double by = Arguments(text, {{"by", 1e-6}}).number("by");
          return Word{.open = function(Function([by](const Tensors& in, int64_t) -> Tensors {
-                       return {in[1], (in[0] - in[1]).abs().max().lt(by).to(at::kFloat)};
+                       return {in[1], (in[0] - in[1]).abs().lt(by).all().to(at::kFloat)};
                      })),
                      .inputs = {"old", "new"},
                      .outputs = {"y", "done"}};
@@ -328,6 +328,12 @@ std::string describe_words() {
     text += cat(each.word, std::string(18 - std::min<size_t>(17, each.word.size()), ' '),
                 each.about, "\n");
   return text;
+}
+
+std::vector<std::string> word_names() {
+  std::vector<std::string> names;
+  for (const auto& each : known()) names.push_back(each.word);
+  return names;
 }
 
 std::vector<std::string> numbered(const std::string& name, size_t count) {

@@ -18,6 +18,7 @@ struct Word {
 // Weights and data are drawn by (seed, key), so that nodes of one key have equal ones.
 std::optional<Word> find_word(const std::string& text, uint64_t seed, const std::string& key);
 std::string describe_words();
+std::vector<std::string> word_names();
 
 // Names of as many ports: x0, x1, …
 std::vector<std::string> numbered(const std::string& name, size_t count);

@@ -68,8 +68,8 @@ std::string choose_encoding(std::string_view accepted) {
 
 HttpReply text_reply(std::string body) { return {.body = std::move(body)}; }
 
-std::string health_body(bool yes) {
-  return yes ? R"({"live":true,"ready":true})" : R"({"live":false,"ready":false})";
+std::string health_body(bool live, bool ready) {
+  return cat("{\"live\":", live ? "true" : "false", ",\"ready\":", ready ? "true" : "false", "}");
 }
 
 bool is_work(std::string_view action) {
@@ -91,7 +91,7 @@ class Router {
     if (count == 1 || (count == 2 && parts[1].empty()))
       return get([&] { return text_reply(service_.server_metadata()); });
     if (is(1, "health") && count == 3 && is(2, "live"))
-      return get([&] { return text_reply(health_body(true)); });
+      return get([&] { return text_reply(health_body(true, service_.ready())); });
     if (is(1, "health") && count == 3 && is(2, "ready"))
       return get([&] { return health(service_.ready()); });
     if (is(1, "repository") && count == 3 && is(2, "index")) return post([&] { return index(); });
@@ -132,7 +132,7 @@ class Router {
     return {.reply = make()};
   }
   static HttpReply health(bool yes) {
-    return {.status = yes ? 200 : 503, .body = health_body(yes)};
+    return {.status = yes ? 200 : 503, .body = health_body(yes, yes)};
   }
   Caller caller(bool must_be_tenant = false) const {
     return service_.identify(call_.key, call_.tenant, must_be_tenant);

@@ -2,6 +2,7 @@
 #include "yoke/flow/compile.h"
 
 #include <algorithm>
+#include <set>
 
 #include "yoke/base/error.h"
 #include "yoke/base/text.h"
@@ -77,6 +78,28 @@ std::string keys_of(const Compiled& compiled, const plan::Suggestion& suggestion
                ", with initial and initial_shape for the first round");
   }
   return {};
+}
+
+// Where another place in a row means another phase.
+std::string phases_of(const Compiled& compiled, const plan::Suggestion& suggestion) {
+  if (suggestion.part >= 0) return {};
+  std::set<int> phases;
+  for (const auto& node : compiled.graph.nodes()) phases.insert(node.options.phase);
+  auto numbered = compiled.program;
+  auto& row = numbered.rows[size_t(suggestion.queue)];
+  for (size_t i = 0; i < row.size(); ++i) row[i].name = std::to_string(i);
+  numbered = plan::apply(std::move(numbered), suggestion);
+  std::vector<std::string> cures;
+  auto phase = phases.begin();
+  for (const auto& operation : numbered.rows[size_t(suggestion.queue)]) {
+    const auto& task = compiled.tasks.rows[size_t(suggestion.queue)][std::stoul(operation.name)];
+    if (task.kind == Task::Kind::Barrier) ++phase;
+    if (task.kind != Task::Kind::Forward) continue;
+    const auto& node = compiled.graph.nodes()[size_t(task.node)];
+    if (node.options.phase != *phase)
+      cures.push_back(cat("phase = ", *phase, " in node '", node.name, "'"));
+  }
+  return join(cures, ", ");
 }
 
 }  // namespace
@@ -197,8 +220,10 @@ void check(const Compiled& compiled) {
   std::string cure;
   if (knot->suggestion.kind == Kind::Tokens || knot->suggestion.kind == Kind::Capacity)
     cure = keys_of(compiled, knot->suggestion);
-  if (knot->suggestion.kind == Kind::Swap || knot->suggestion.kind == Kind::Move)
-    cure = "their order is that of the nodes in the flow, and of their phases";
+  if (knot->suggestion.kind == Kind::Swap || knot->suggestion.kind == Kind::Move) {
+    cure = phases_of(compiled, knot->suggestion);
+    if (cure.empty()) cure = "their order is that of the nodes in the flow, and of their phases";
+  }
   std::string text = knot->text(compiled.program);
   while (!text.empty() && text.back() == '\n') text.pop_back();
   fail(yoke::Kind::Config, "the flow would not run: ", text,

@@ -619,6 +619,20 @@ TEST(Flow, ACureIsInTheKeysOfTheEdge) {
   EXPECT_TRUE(has(error_of([&] { check(circle({.capacity = 3})); }), "staleness = 1, with"));
 }
 
+TEST(Flow, ACureOfPhasesIsAPhase) {
+  const auto phases = [](int of_b) {
+    auto graph = graph_on("cpu:2");
+    graph.node("data", counts(), {.device = 0, .outputs = {"y"}});
+    graph.node("a", plus(1), {.device = 0, .phase = 3});
+    graph.node("b", plus(1), {.device = 1, .phase = of_b});
+    graph.chain({"data", "a", "b"});
+    return compile(graph);
+  };
+  const auto text = error_of([&] { check(phases(0)); });
+  EXPECT_TRUE(has(text, "(phase = 3 in node 'b')")) << text;
+  check(phases(3));
+}
+
 TEST(Flow, ShapesThatDisagreeAreFoundBeforeItRuns) {
   auto graph = graph_on("cpu");
   graph.input("x:FP32[b,4]", {});

@@ -85,7 +85,7 @@ std::string World::lateness(const std::string& operation, const std::vector<int>
     else
       absent += cat(absent.empty() ? "" : "; ", whereabouts(member));
   }
-  return cat(duration_text(timeout()), " (run.timeout_s) for ", operation,
+  return cat(duration_text(timeout()), " (", options_.timeout_key, ") for ", operation,
              "; arrived: ", arrived.empty() ? "nobody" : arrived,
              "; not arrived: ", absent.empty() ? "nobody" : absent);
 }

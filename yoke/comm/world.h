@@ -5,6 +5,7 @@
 // a World of its own for its ranks, and a SideChannel keeps them in step. Threads: all.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <functional>
@@ -25,6 +26,10 @@ namespace yoke::comm {
 
 struct WorldOptions {
   Duration timeout = std::chrono::seconds(300);  // of every wait; a year at the most
+  const char* timeout_key = "run.timeout_s";     // what people set it by
+  // Whether a rank that others wait for is known to be on its way: a wait that has reached its
+  // deadline then gets as long again. None: no wait does.
+  std::function<bool(int rank)> on_its_way = nullptr;
   size_t flights_per_rank = 64;
   bool check = false;  // nccl, mpi: compare the ranks' calls before each operation (slow)
   // Called by the issuing rank before each operation: a seam where tests delay or break a rank.
@@ -61,6 +66,9 @@ class World {
   // "rank 2"; in a world of several processes "rank 2 (host n1, process 4711)".
   std::string name_of(int rank) const;
   Duration timeout() const { return options_.timeout; }
+  bool on_its_way(const std::vector<int>& missing) const {
+    return options_.on_its_way && std::ranges::any_of(missing, options_.on_its_way);
+  }
   const WorldOptions& options() const { return options_; }
   observe::FlightRecorder& flights() { return flights_; }
   uint32_t next_group_id() { return next_group_++; }

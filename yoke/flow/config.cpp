@@ -135,7 +135,8 @@ Fields flow_fields(FlowConfig& flow) {
       {"flow", "rounds", &flow.rounds, "how many `run` makes", 1},
       {"flow", "seed", &flow.seed, "of all that is drawn", 0},
       {"flow", "log_every", &flow.log_every, "rounds between lines; 0: ten lines in all", 0},
-      {"flow", "timeout_s", &flow.timeout_s, "the longest wait", 0.001},
+      {"flow", "timeout_s", &flow.timeout_s, "the longest wait for a queue where nothing moves",
+       0.001},
       {"flow", "memory_gb", &flow.memory_gb, "of each device; 0: what it has", 0},
       {"flow", "threads", &flow.threads, "of LibTorch for each device; 0: the cores divided", 0}};
 }

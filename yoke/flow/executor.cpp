@@ -28,7 +28,9 @@ struct Executor::Impl {
       try {
         const auto& devices = run.compiled.graph.options().devices;
         comm::run_ranks(int(devices.size()), [&](comm::Communicator& world) { run.queue(world); },
-                        {.world = {.timeout = run.options.timeout},
+                        {.world = {.timeout = run.options.timeout,
+                                   .timeout_key = "flow.timeout_s",
+                                   .on_its_way = [this](int queue) { return run.moves(queue); }},
                          .devices = devices,
                          .threads_per_rank = run.options.threads_per_queue,
                          .pin = run.options.pin,

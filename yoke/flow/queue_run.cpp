@@ -101,9 +101,11 @@ Run::Run(Compiled given, RunOptions options)
       meetings((compiled.graph.regions().size() + 1) * compiled.program.queues.size()),
       begun(compiled.program.queues.size()),
       done(compiled.program.queues.size()),
-      wakes(compiled.program.queues.size()) {
+      wakes(compiled.program.queues.size()),
+      awaited(compiled.program.queues.size()) {
   const auto& graph = compiled.graph;
   crowded = comm::more_than_cores(int(wakes.size()));
+  for (size_t i = 0; i < wakes.size(); ++i) alone.push_back({int(i)});
   for (size_t i = 0; i < nodes.size(); ++i) {
     const auto& node = graph.nodes()[i];
     nodes[i].figures = {.name = node.name,
@@ -158,6 +160,14 @@ void Run::reset() {
       nodes[one].optimizer = make_optimizer(node.options.optimizer, compiled.bodies[one].weights);
   }
   broken = false;
+  for (size_t i = 0; i < compiled.graph.exchanges().size(); ++i) {
+    const auto& exchange = compiled.graph.exchanges()[i];
+    if (exchange.staleness == 0 || exchange.what != Exchange::What::Weights) continue;
+    for (const int node : exchange.nodes)
+      nodes[size_t(node)].history[int(i)].assign(
+          size_t(exchange.staleness), flat(parts_of(compiled.bodies[size_t(node)], true, true)));
+    synchronize();  // the queues have streams of their own
+  }
   for (auto& edge : edges) edge.last = {};
   last_results.assign(results.size(), {});
   for (auto* queues : {&feeds, &results})
@@ -206,11 +216,7 @@ void Run::forget_stop() {
 }
 
 std::optional<std::string> Run::stuck() const {
-  std::shared_ptr<comm::World> world;
-  {
-    MutexLock lock(mutex_);
-    world = world_;
-  }
+  const auto world = this->world();
   if (!world) return std::nullopt;
   const Time now = SteadyClock().now();
   const auto late = [&](Time time) { return now - time > options.timeout + kGrace; };
@@ -229,6 +235,25 @@ std::optional<std::string> Run::stuck() const {
       failure ? failure->what
               : cat("nothing has moved for ", duration_text(options.timeout), " (flow.timeout_s)"),
       "; ", doing.empty() ? "no queue is in an operation" : join(doing, ", "));
+}
+
+bool Run::moves(int queue) const {
+  const auto world = this->world();
+  const Time now = SteadyClock().now();
+  std::vector<bool> seen(wakes.size());
+  const std::function<bool(int)> does = [&](int one) {
+    if (seen[size_t(one)]) return false;
+    seen[size_t(one)] = true;
+    if (const auto* others = awaited[size_t(one)].load()) return std::ranges::any_of(*others, does);
+    const auto last = world->flights().last(one);
+    return now - (last ? last->finished.value_or(last->posted) : began) <= options.timeout;
+  };
+  return world && does(queue);
+}
+
+std::shared_ptr<comm::World> Run::world() const {
+  MutexLock lock(mutex_);
+  return world_;
 }
 
 void Run::wake_all() {
@@ -261,6 +286,20 @@ void Run::add_time() {
 
 bool Run::all_done() const {
   return std::ranges::all_of(done, [&](const auto& rounds) { return rounds.load() >= target; });
+}
+
+Tensors parts_of(const Body& body, bool weights, bool buffers) {
+  Tensors parts;
+  for (const auto& weight : weights ? body.weights : Tensors()) parts.push_back(weight.detach());
+  for (const auto& buffer : body.buffers)
+    if (buffers && buffer.is_floating_point()) parts.push_back(buffer);
+  return parts;
+}
+
+at::Tensor flat(const Tensors& parts) {
+  Tensors rows;
+  for (const auto& part : parts) rows.push_back(part.reshape({-1}));
+  return at::cat(rows);
 }
 
 Value leave(const at::Tensor& tensor) {
@@ -315,11 +354,7 @@ std::vector<plan::Port> Run::ports(bool inputs) const {
 }
 
 void Run::queue(comm::Communicator& world) {
-  std::shared_ptr<comm::World> whole;
-  {
-    MutexLock lock(mutex_);
-    whole = world_;
-  }
+  const auto whole = this->world();
   const auto me = size_t(world.rank());
   // Said before it is asked, so that halt() knows of whoever has not seen its target.
   const auto may_begin = [&](int64_t round) {

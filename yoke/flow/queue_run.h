@@ -41,6 +41,10 @@ struct EdgeState {
   Report::OfEdge figures = {};  // each field is written at one end alone
 };
 
+// The weights and floating-point buffers of a model, as they lie; and such a list as one row.
+Tensors parts_of(const Body& body, bool weights, bool buffers);
+at::Tensor flat(const Tensors& parts);
+
 // A value as it leaves a stream: detached, and with the point after which it is there.
 Value leave(const at::Tensor& tensor);
 
@@ -69,6 +73,9 @@ struct Run {
   // Why nothing goes on any more, and who is in what: a model's code that does not come back cannot
   // be ended. Nothing while operations begin and end.
   std::optional<std::string> stuck() const;
+  // Whether operations of the queue, or else of one that it waits for, have begun or ended within
+  // the timeout.
+  bool moves(int queue) const;
   void wake_all();
   void add_rounds(int64_t rounds);
   void halt();  // no round begins but those that a queue has begun
@@ -94,17 +101,21 @@ struct Run {
   std::atomic<int64_t> target{0};
   std::vector<std::atomic<int64_t>> begun, done;  // rounds, by queue
   std::atomic<bool> ending{false}, finished{false};
-  std::exception_ptr error = nullptr;  // once finished
-  bool broken = false;                 // a round was not finished
-  EventCount progress;                 // rounds are done, or all is over
-  EventCount given;                    // an output has a value, or all is over
-  std::vector<EventCount> wakes;       // by queue
+  std::exception_ptr error = nullptr;   // once finished
+  bool broken = false;                  // a round was not finished
+  EventCount progress;                  // rounds are done, or all is over
+  EventCount given;                     // an output has a value, or all is over
+  std::vector<EventCount> wakes;        // by queue
+  std::vector<std::vector<int>> alone;  // each queue as a list
+  std::vector<std::atomic<const std::vector<int>*>> awaited;  // by queue, while it waits for others
   bool crowded = false;
   int64_t base = 0;  // the first round since the last reset
   Time began = {};
   double seconds = 0;
 
  private:
+  std::shared_ptr<comm::World> world() const;
+
   mutable Mutex mutex_;
   std::shared_ptr<comm::World> world_ YOKE_GUARDED_BY(mutex_);
   std::shared_ptr<void> listens_ YOKE_GUARDED_BY(mutex_);

@@ -110,6 +110,50 @@ TEST(Run, ANodeThatDoesNotComeBackIsNamed) {
   }
 }
 
+// Waits that in all are longer than the timeout, for queues that move, or wait for one that does.
+TEST(Run, WhoWaitsForWhatMovesIsPatient) {
+  for (const auto& [transport, phase] :
+       {std::pair{Transport::Auto, 0}, {Transport::Send, 0}, {Transport::Auto, 1}}) {
+    auto graph = graph_on("cpu:3");
+    graph.node("data", counts(), {.device = 0, .outputs = {"y"}});
+    std::vector<std::string> slow{"data"};
+    for (int i = 0; i < 8; ++i) {
+      slow.push_back(cat("nap", i));
+      add(graph, slow.back(), "sleep:ms=100", {.device = 0});
+    }
+    graph.chain(slow);
+    graph.node("after", plus(1), {.device = 1, .phase = phase});
+    graph.node("last", plus(1), {.device = 2, .phase = phase});
+    graph.edge(slow.back(), "after", {.transport = transport});
+    graph.edge("after", "last", {.transport = transport});
+    graph.output("y", "last");
+    Executor executor(compile(graph), {.timeout = 400ms});
+    executor.run(1);
+    EXPECT_EQ(number(executor.last()[0]), 3);
+  }
+}
+
+TEST(Run, WhoWaitsForWhatHangsIsNotWhateverElseMoves) {
+  auto graph = graph_on("cpu:4");
+  std::atomic<bool> hangs{true};
+  graph.node("hang", function(Function([&](const Tensors&, int64_t) -> Tensors {
+               for (int i = 0; i < 100 && hangs; ++i) std::this_thread::sleep_for(10ms);
+               return {at::ones({1})};
+             })),
+             {.device = 0, .outputs = {"y"}});
+  graph.node("between", plus(1), {.device = 1});
+  graph.node("waits", plus(1), {.device = 2});
+  graph.chain({"hang", "between", "waits"});
+  graph.node("alone", counts(), {.device = 3, .outputs = {"y"}});
+  add(graph, "naps", "sleep:ms=20", {.device = 3});
+  graph.edge("alone", "naps");
+  Executor executor(compile(graph), {.timeout = 200ms});
+  const auto text = error_of([&] { executor.run(50); });
+  hangs = false;
+  EXPECT_TRUE(has(text, "waited 0.2 s (flow.timeout_s) for a value of '")) << text;
+  EXPECT_TRUE(has(text, "rank 0: hang #0")) << text;
+}
+
 TEST(Run, RoundsThatNobodyCollectsAreBounded) {
   auto graph = graph_on("cpu");
   graph.input("x", {});

@@ -11,6 +11,7 @@
 
 #include <atomic>
 #include <cmath>
+#include <deque>
 #include <filesystem>
 #include <thread>
 
@@ -388,6 +389,45 @@ TEST(Flow, StaleGradientsAreThoseOfSoManyRoundsAgo) {
   }
   expect_near(executor.losses("loss_a"), losses[0], kClose);
   expect_near(executor.losses("loss_b"), losses[1], kClose);
+}
+
+// By hand: each takes a step of its own, and then the mean of its weights and those that the other
+// gave so many rounds ago, which before the first round are those that it began with.
+TEST(Flow, StaleWeightsAreThoseOfSoManyRoundsAgo) {
+  for (const int64_t staleness : {1, 2})
+    for (const bool ring : {false, true}) {
+      Executor executor(
+          compile(two_learners("cpu:2", {.name = "trade", .ring = ring, .staleness = staleness})));
+      executor.run(5);
+      Net nets[2] = {Net("mlp:2,8,3", "a"), Net("mlp:2,8,3", "b")};
+      std::vector<double> losses[2];
+      std::deque<Tensors> given[2];
+      const auto copy = [](const Tensors& from) {
+        Tensors to;
+        for (const auto& one : from) to.push_back(one.detach().clone());
+        return to;
+      };
+      for (int k = 0; k < 2; ++k) given[k].assign(size_t(staleness), copy(nets[k].weights));
+      const Function data[2] = {word("spirals:batch=16,points=100,bag=1")(at::kCPU).run,
+                                word("spirals:batch=16,points=100,bag=2")(at::kCPU).run};
+      for (int64_t round = 0; round < 5; ++round) {
+        for (int k = 0; k < 2; ++k) {
+          const auto batch = data[k]({}, round);
+          auto loss = at::cross_entropy_loss(nets[k](batch[0]), batch[1]);
+          losses[k].push_back(loss.item<double>());
+          loss.backward();
+          nets[k].step(0.3);
+          given[k].push_back(copy(nets[k].weights));
+        }
+        const torch::NoGradGuard no_grad;
+        for (int k = 0; k < 2; ++k)
+          for (size_t i = 0; i < nets[k].weights.size(); ++i)
+            nets[k].weights[i].add_(given[1 - k].front()[i]).div_(2);
+        for (auto& each : given) each.pop_front();
+      }
+      expect_near(executor.losses("loss_a"), losses[0], kClose);
+      expect_near(executor.losses("loss_b"), losses[1], kClose);
+    }
 }
 
 TEST(Flow, OneGivesItsWeightsToAnother) {

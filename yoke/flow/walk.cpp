@@ -198,7 +198,7 @@ void Walk::perform(Level& level, const plan::Operation& operation, const Task& t
       return;
     }
     case Task::Kind::Barrier:
-      return meet(task, [&] {
+      return meet(level.queues(operation), task, [&] {
         const Time begin = clock_.now();
         level.groups[size_t(operation.group)].barrier();
         ended(name, observe::Category::Wait, begin);
@@ -211,22 +211,25 @@ void Walk::perform(Level& level, const plan::Operation& operation, const Task& t
 }
 
 template <typename Ready>
-double Walk::await(const Ready& ready, const std::string& channel, const char* what) {
+double Walk::await(const Ready& ready, int other, const std::string& channel, const char* what) {
+  constexpr Duration kLook = std::chrono::seconds(1);  // between looks at the other
   if (ready()) return 0;
   const Time begin = clock_.now();
   if (!comm::linger(run_.crowded, ready)) {
+    const auto& others = run_.alone[size_t(other)];
+    const Awaits awaits(*this, others);
     auto& wake = run_.wakes[size_t(me_)];
-    for (;;) {
+    for (Time late = begin + run_.options.timeout;;) {
       const auto seen = wake.key();
       if (ready()) break;
       whole_.check(me_);
       const Time now = clock_.now();
-      if (now - begin > run_.options.timeout)
+      if (now > late && !run_.moves(other))
         fail(Kind::Timeout, run_.compiled.program.queues[size_t(me_)], " waited ",
              seconds(run_.options.timeout), " s (flow.timeout_s) for ", what, " '", channel,
              "' in round ", round_);
-      wake.wait(seen, std::min(now + std::chrono::seconds(1),
-                               begin + run_.options.timeout + std::chrono::milliseconds(1)));
+      if (now > late) late = now + std::min(kLook, run_.options.timeout);
+      wake.wait(seen, std::min(now + kLook, late + std::chrono::milliseconds(1)));
     }
   }
   const Time end = clock_.now();
@@ -247,6 +250,7 @@ void Walk::await_values(Level& level, const plan::Operation& operation, const Ta
     const auto* pipe = level.pipes.pipes[size_t(access.channel)].get();
     if (pipe == nullptr) continue;
     const double waited = await([&] { return pipe->size() >= size_t(access.count); },
+                                level.pipes.giver[size_t(access.channel)],
                                 level.program.channels[size_t(access.channel)].name, "a value of");
     if (waited == 0) continue;
     if (auto* edge = edge_state(task, i, false)) edge->figures.wait_s += waited;
@@ -260,6 +264,7 @@ void Walk::await_room(Level& level, const plan::Operation& operation, const Task
     const auto* pipe = level.pipes.pipes[size_t(access.channel)].get();
     if (pipe == nullptr) continue;
     const double waited = await([&] { return pipe->room() >= size_t(access.count); },
+                                level.pipes.taker[size_t(access.channel)],
                                 level.program.channels[size_t(access.channel)].name, "room in");
     if (waited == 0) continue;
     if (auto* edge = edge_state(task, i, true)) edge->figures.room_s += waited;

@@ -24,6 +24,19 @@ class Walk {
     std::vector<comm::Communicator> groups = {};
     std::vector<const char*> names = {};  // of the operations, for as long as the run
     std::vector<Level> parts = {};
+    const std::vector<int>& queues(const plan::Operation& operation) const {
+      return program.groups[size_t(operation.group)].queues;
+    }
+  };
+  // While it lives, this queue waits for those.
+  struct Awaits {
+    Awaits(Walk& walk, const std::vector<int>& queues) : slot(walk.run_.awaited[size_t(walk.me_)]) {
+      slot = &queues;
+    }
+    ~Awaits() { slot = nullptr; }
+    Awaits(const Awaits&) = delete;
+    Awaits& operator=(const Awaits&) = delete;
+    std::atomic<const std::vector<int>*>& slot;
   };
   Level enter(const plan::Program& program, const Tasks& tasks, Pipes& pipes);
   void row(Level& level);
@@ -42,7 +55,7 @@ class Walk {
   void await_values(Level& level, const plan::Operation& operation, const Task& task);
   void await_room(Level& level, const plan::Operation& operation, const Task& task);
   template <typename Ready>
-  double await(const Ready& ready, const std::string& channel, const char* what);
+  double await(const Ready& ready, int other, const std::string& channel, const char* what);
   Value take(Level& level, int channel);
   void give(Level& level, int channel, Value value);
   at::Tensor arrive(Value value, EdgeState& edge, const Edge* options);
@@ -51,7 +64,7 @@ class Walk {
   // The end of an operation that began then: waited for on a GPU where it is traced.
   Time ended(const char* name, observe::Category category, Time begin) const;
   // With the others of a loop, a branch or the phases.
-  void meet(const Task& task, const std::function<void()>& meeting);
+  void meet(const std::vector<int>& queues, const Task& task, const std::function<void()>& meeting);
   bool decide(Level& level, const plan::Operation& operation, const Task& task, const Value& value);
   template <typename Compute>
   void guarded(const Task& task, const Tensors& inputs, const Compute& compute);

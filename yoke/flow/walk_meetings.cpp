@@ -13,10 +13,12 @@
 
 namespace yoke::flow {
 
-void Walk::meet(const Task& task, const std::function<void()>& meeting) {
+void Walk::meet(const std::vector<int>& queues, const Task& task,
+                const std::function<void()>& meeting) {
   const auto& regions = run_.compiled.graph.regions();
   const size_t place = task.region < 0 ? regions.size() : size_t(task.region);
   const Time begin = clock_.now();
+  const Awaits others(*this, queues);
   try {
     meeting();
   } catch (...) {
@@ -47,6 +49,7 @@ void Walk::send(Level& level, const plan::Operation& operation) {
         numbers[1] = int64_t(value.tensor.scalar_type());
         std::ranges::copy(value.tensor.sizes(), numbers + 2);
       }
+      const Awaits other(*this, run_.alone[size_t(operation.peer)]);
       world_.send(head, operation.peer).wait();
       if (value.tensor.defined())
         world_.send(value.tensor.to(device_).contiguous(), operation.peer).wait();
@@ -65,6 +68,7 @@ double Walk::receive(Level& level, const plan::Operation& operation) {
     const auto* const numbers = head.const_data_ptr<int64_t>();
     const auto sizes = [&] { return at::IntArrayRef(numbers + 2, size_t(numbers[0])); };
     try {
+      const Awaits other(*this, run_.alone[size_t(operation.peer)]);
       world_.recv(head, operation.peer).wait();
       const Time begin = clock_.now();  // who sends is there
       received.emplace_back();
@@ -93,41 +97,35 @@ void Walk::trade(Level& level, const plan::Operation& operation, const Task& tas
   ++figures.values;
   const torch::NoGradGuard no_grad;
   const bool gradients = exchange.what == Exchange::What::Gradients;
-  bool weights = true, buffers = !gradients;  // which of them parts_of() gives
-  const auto parts_of = [&](int node) {
+  bool weights = true, buffers = !gradients;  // which of them are traded
+  const auto traded = [&](int node) {
     const auto& body = run_.compiled.bodies[size_t(node)];
+    if (!gradients || !weights) return parts_of(body, weights, buffers);
     Tensors parts;
-    for (const auto& weight : weights ? body.weights : Tensors()) {
-      if (gradients && !weight.grad().defined()) weight.mutable_grad() = at::zeros_like(weight);
-      parts.push_back(gradients ? weight.grad() : weight.detach());
+    for (const auto& weight : body.weights) {
+      if (!weight.grad().defined()) weight.mutable_grad() = at::zeros_like(weight);
+      parts.push_back(weight.grad());
     }
-    for (const auto& buffer : body.buffers)
-      if (buffers && buffer.is_floating_point()) parts.push_back(buffer);
     return parts;
   };
   for (const int node : task.nodes)
-    for (const auto& part : parts_of(node)) figures.bytes += part.nbytes();
-  const auto flat = [](const Tensors& parts) {
-    Tensors rows;
-    for (const auto& part : parts) rows.push_back(part.reshape({-1}));
-    return at::cat(rows);
-  };
+    for (const auto& part : traded(node)) figures.bytes += part.nbytes();
   const auto store = [&](int node, const at::Tensor& values) {
     int64_t at = 0;
-    for (auto part : parts_of(node)) {
+    for (auto part : traded(node)) {
       part.copy_(values.narrow(0, at, part.numel()).view_as(part));
       at += part.numel();
     }
   };
   const comm::Communicator* group =
       operation.group < 0 ? nullptr : &level.groups[size_t(operation.group)];
+  const auto& queues = group ? level.queues(operation) : run_.alone[size_t(me_)];
+  const Awaits others(*this, queues);
   const auto give_to_all = [&](int source) {
     const bool here = std::ranges::count(task.nodes, source) > 0;
-    const auto parts = parts_of(here ? source : task.nodes[0]);
+    const auto parts = traded(here ? source : task.nodes[0]);
     if (parts.empty()) return;
     auto values = flat(parts);
-    const auto& queues =
-        group ? level.program.groups[size_t(operation.group)].queues : std::vector<int>();
     const int from = run_.compiled.queue_of[size_t(source)];
     if (group)
       group->broadcast(values, int(std::ranges::find(queues, from) - queues.begin())).wait();
@@ -138,13 +136,11 @@ void Walk::trade(Level& level, const plan::Operation& operation, const Task& tas
   Tensors mine, old;
   for (const int node : task.nodes) {
     auto& history = run_.nodes[size_t(node)].history[task.exchange];
-    mine.push_back(flat(parts_of(node)));
+    mine.push_back(flat(traded(node)));
     history.push_back(mine.back());
-    // Before there was one of so long ago: the first weights, or no gradient.
+    // There was no gradient so long ago; of weights the first are there.
     const bool early = int64_t(history.size()) <= exchange.staleness;
-    old.push_back(!early      ? history.front()
-                  : gradients ? at::zeros_like(mine.back())
-                              : history.front());
+    old.push_back(early ? at::zeros_like(mine.back()) : history.front());
     if (!early) history.pop_front();
   }
   const auto count = int64_t(exchange.nodes.size());
@@ -188,7 +184,8 @@ bool Walk::decide(Level& level, const plan::Operation& operation, const Task& ta
     if (value.ready) value.ready->synchronize();
     answer.fill_(int64_t(value.tensor.item<double>() != 0));
   }
-  meet(task, [&] { level.groups[size_t(operation.group)].all_reduce(answer).wait(); });
+  meet(level.queues(operation), task,
+       [&] { level.groups[size_t(operation.group)].all_reduce(answer).wait(); });
   return answer.item<int64_t>() != 0;
 }
 
@@ -199,7 +196,7 @@ void Walk::loop(Level& level, const plan::Operation& operation, const Task& task
   await_values(level, operation, task);
   std::vector<Value> taken;
   for (const auto& access : operation.takes) taken.push_back(take(level, access.channel));
-  meet(task, [&] {
+  meet(level.queues(operation), task, [&] {
     group.barrier();  // what the last turn of the round before has carried is there
     for (size_t i = 0; i < taken.size(); ++i) {
       const auto& inner = task.enters[i];

@@ -21,7 +21,7 @@ constexpr Duration kWatchdogPoll = 20ms;
 
 void LocalGroup::wait(int rank, const Pending& pending, Until until) {
   const bool crowded = more_than_cores(world_->size());
-  const Time deadline = SteadyClock().now() + world_->timeout();
+  Time deadline = SteadyClock().now() + world_->timeout();
   auto reached = [&] { return until == Until::Enqueued ? pending.done() : pending.over(); };
   auto hopeless = [&] { return world_->failed() && !pending.settled(); };
   auto news = [&] {
@@ -35,8 +35,12 @@ void LocalGroup::wait(int rank, const Pending& pending, Until until) {
     check_missing(rank, pending);
     if (news()) continue;
     const Time now = SteadyClock().now();
-    if (now >= deadline)
-      call_off(rank, Kind::Timeout, cat("rank ", world_rank(rank), " waited ", lateness(pending)));
+    if (now >= deadline) {
+      if (!world_->on_its_way(missing_in(pending)))
+        call_off(rank, Kind::Timeout,
+                 cat("rank ", world_rank(rank), " waited ", lateness(pending)));
+      deadline = now + world_->timeout();
+    }
     const bool poll = pending.on_cuda && until == Until::Over;  // a stream does not notify
     changed_.wait(seen, poll ? std::min(deadline, now + kCudaPoll) : deadline);
   }

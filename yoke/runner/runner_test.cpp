@@ -230,6 +230,19 @@ TEST_F(Runners, RowsThatDependOnTheirNeighboursAreServedAlone) {
   }
 }
 
+TEST_F(Runners, ARowThatDependsOnThoseAfterItIsServedAlone) {
+  for (const char* body : {"y = x.clone()\n    y[0] = x.mean(0)\n    return y",
+                           "return x.flip([0]).cumsum(0).flip([0])"})
+    for (const int64_t batch : {2, 32}) {
+      auto leaks = spec(body);
+      leaks.batch = batch;
+      const auto runner = open_runner(leaks);
+      EXPECT_FALSE(runner->facts().pure) << body << " in batches of " << batch;
+      EXPECT_EQ(runner->facts().batch, 1) << body;
+      expect_part(notes(*runner), "rows depend on their neighbours");
+    }
+}
+
 TEST_F(Runners, StateBetweenCallsIsFound) {
   for (const char* body : {"self.last = self.last + x.sum()\n    return x + self.last",
                            "self.seen.add_(1)\n    return x + self.seen",

@@ -94,9 +94,8 @@ void decide_mode(torch::jit::Graph& graph, at::ArrayRef<torch::jit::Block*> bloc
 
 class Script final : public Loadable {
  public:
-  Script(const path& file, const LoadOptions& options)
-      : Loadable(file.string(), "pytorch_torchscript"),
-        module_(open_script(name_, options.device)) {
+  Script(const path& file, torch::jit::Module module, const LoadOptions& options)
+      : Loadable(file.string(), "pytorch_torchscript"), module_(std::move(module)) {
     module_.eval();
     const auto place = [&](const at::Tensor& tensor) {
       if (options.dtype != at::kFloat && at::isFloatingType(tensor.scalar_type()))
@@ -260,19 +259,12 @@ class Package final : public Loadable {
 
 class Ours final : public Loadable {
  public:
-  Ours(const path& folder, const LoadOptions& options)
+  Ours(const path& folder, Architecture architecture, const LoadOptions& options)
       : Loadable(folder.string(), "yoke"),
-        model_(open_model(folder).architecture, options.device, options.dtype) {
-    if (options.dtype != at::kFloat && std::holds_alternative<ScriptOptions>(model_.architecture()))
-      fail(Kind::Usage, "'", name_, "' is of TorchScript, and computes in what it was written for");
+        model_(std::move(architecture), options.device, options.dtype) {
     inputs_ = {model_.model().input};
     outputs_ = {model_.model().output};
-    declared_ = !inputs_[0].shape.empty();  // a module of TorchScript does not say
     bytes_ = uint64_t(model_.model().num_parameters) * c10::elementSize(options.dtype);
-    if (declared_ || options.inputs.empty()) return;
-    inputs_ = options.inputs;
-    outputs_ = options.outputs;
-    declared_ = true;
   }
 
   c10::IValue call(std::vector<c10::IValue> inputs) override {
@@ -336,9 +328,14 @@ std::map<std::string, std::string> package_metadata(const path& file) {
 
 std::unique_ptr<Loadable> open_loadable(const path& file, const LoadOptions& options) {
   const auto kind = kind_of(file);
-  if (kind == FileKind::Folder) return std::make_unique<Ours>(file, options);
   if (kind == FileKind::Package) return std::make_unique<Package>(file, options);
-  return std::make_unique<Script>(file, options);
+  if (kind == FileKind::Script)
+    return std::make_unique<Script>(file, open_script(file.string(), options.device), options);
+  auto architecture = open_model(file).architecture;
+  auto* script = std::get_if<ScriptOptions>(&architecture);
+  if (!script) return std::make_unique<Ours>(file, std::move(architecture), options);
+  script->device = options.device;
+  return std::make_unique<Script>(file, open_script(*script), options);
 }
 
 }  // namespace yoke::models

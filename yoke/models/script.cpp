@@ -61,7 +61,16 @@ struct Script : torch::nn::Module {
   const size_t num_inputs;
 };
 
+std::shared_ptr<Script> filled(const ScriptOptions& options, size_t inputs) {
+  const auto script = std::make_shared<Script>(open_script(options.path, options.device), inputs);
+  if (options.init)
+    fill(*script, options.init, 0, nullptr, [](const std::string& key) { return "0." + key; });
+  return script;
+}
+
 }  // namespace
+
+torch::jit::Module open_script(const ScriptOptions& options) { return filled(options, 1)->module; }
 
 torch::jit::Module open_script(const std::string& path, at::Device device) {
   if (!std::filesystem::exists(path))
@@ -106,11 +115,7 @@ Model make_script(const ScriptOptions& options) {
   model.layers = [options, inputs](const TensorAxis&) {
     return std::vector<LayerFactory>{[=] {
       torch::jit::setGraphExecutorOptimize(false);
-      const auto module =
-          std::make_shared<Script>(open_script(options.path, options.device), inputs);
-      if (options.init)
-        fill(*module, options.init, 0, nullptr, [](const std::string& key) { return "0." + key; });
-      return layer(module);
+      return layer(filled(options, inputs));
     }};
   };
   model.loss_sum = [inputs](const at::Tensor& output, const at::Tensor& target, const TensorAxis&) {

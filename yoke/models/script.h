@@ -27,6 +27,7 @@ Model make_script(const ScriptOptions& options);
 
 // For whoever opens such a file: the module, and what its forward must be given. Throw Kind::Io.
 torch::jit::Module open_script(const std::string& path, at::Device device);
+torch::jit::Module open_script(const ScriptOptions& options);  // with the weights of `init`
 std::vector<c10::Argument> inputs_of(const torch::jit::Module& module, const std::string& path);
 
 }  // namespace yoke::models

@@ -28,15 +28,15 @@ serve::Facts inspect(const std::string& path) {
     return facts;
   }
   const auto kind = models::kind_of(path);
-  if (kind == models::FileKind::Folder) {
-    const auto model = models::make_model(models::open_model(path).architecture);
+  models::Architecture architecture = models::ScriptOptions();
+  if (kind == models::FileKind::Folder) architecture = models::open_model(path).architecture;
+  if (!std::holds_alternative<models::ScriptOptions>(architecture)) {
+    const auto model = models::make_model(architecture);
     facts.platform = "yoke";
     facts.inputs = {model.input};
     facts.outputs = {model.output};
-    facts.declared = !model.input.shape.empty();
     facts.bytes = uint64_t(model.num_parameters) * sizeof(float);
-    if (!facts.declared) facts.outputs.clear();
-  } else if (kind == models::FileKind::Script) {
+  } else if (kind != models::FileKind::Package) {
     const auto model = models::open_loadable(path);
     facts.platform = model->platform();
     facts.inputs = model->inputs();

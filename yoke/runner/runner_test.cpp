@@ -13,7 +13,10 @@
 
 #include "yoke/base/error.h"
 #include "yoke/base/text.h"
+#include "yoke/checkpoint/saver.h"
 #include "yoke/comm/local/cuda_lane.h"
+#include "yoke/comm/run_ranks.h"
+#include "yoke/models/architecture.h"
 #include "yoke/models/generate.h"
 #include "yoke/runner/model_runner.h"
 #include "yoke/runner/open_runner.h"
@@ -265,6 +268,34 @@ TEST_F(Runners, StateBetweenCallsIsFound) {
   // What it was tried with left nothing behind.
   const auto counts = open_runner(spec("self.seen.add_(1)\n    return x + self.seen"));
   EXPECT_TRUE(run(*counts, {at::zeros({1, 6})})[0].equal(at::ones({1, 6})));
+}
+
+TEST_F(Runners, TheStateOfACheckpointOfTorchScriptIsFoundAsThatOfItsFile) {
+  const std::string body = "self.seen.add_(1)\n    return torch.linear(x, self.weight) + self.seen";
+  const auto checkpoint = folder_ / "checkpoints";
+  const auto has = [](const std::string& name, const at::Tensor& value) {
+    const auto sizes = value.sizes().vec();
+    return checkpoint::Piece{name, sizes, plan::whole_box(sizes), value};
+  };
+  comm::run_ranks(1, [&](comm::Communicator& comm) {
+    checkpoint::Saver saver(checkpoint, comm);
+    const models::ScriptOptions module{.path = spec(body).path};
+    saver.save(1, {{has("model/0.weight", at::ones({3, 6})), has("model/0.seen", at::zeros({1}))},
+                   {{"architecture", models::to_json(module)}}});
+  });
+  ReplicaSpec saved{.path = checkpoint, .inputs = {"x:FP32[-1,6]"}};
+  const at::Tensor x = at::ones({1, 6});
+  const auto declared = open_runner(saved);
+  EXPECT_EQ(declared->facts().batch, 1);
+  EXPECT_FALSE(declared->facts().pure);
+  expect_part(notes(*declared), "keeps state between calls");
+  EXPECT_TRUE(run(*declared, {x})[0].equal(at::full({1, 3}, 7.f))) << "by its trial it has none";
+  saved.stateful = true;
+  EXPECT_TRUE(open_runner(saved)->facts().stateful);
+  const auto plain = open_runner({.path = checkpoint});
+  EXPECT_FALSE(plain->facts().pure) << "it would be tried again";
+  expect_part(notes(*plain), "forward() sets its own attributes, or writes into them");
+  expect_part(join(inspect(checkpoint).notes, "\n"), "stateful = true");
 }
 
 TEST_F(Runners, ASequenceHasAnInstanceOfItsOwn) {

@@ -11,6 +11,7 @@
 #include <torch/csrc/jit/passes/inliner.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -219,6 +220,8 @@ class Package final : public Loadable {
       // LibTorch reads the description of each package into the same static object.
       static Mutex one_at_a_time;
       const MutexLock lock(one_at_a_time);
+      // What it was compiled for it checks only where it is told so before it is first run.
+      ::setenv("AOTI_RUNTIME_CHECK_INPUTS", "1", /*overwrite=*/0);
       // It unpacks below TMPDIR, and clears up when it ends.
       loader_ = std::make_unique<torch::inductor::AOTIModelPackageLoader>(
           file.string(), "model", /*run_single_threaded=*/false, /*num_runners=*/1,

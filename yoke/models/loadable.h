@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Any file of a model as one thing that is called: TorchScript (.pt), AOTInductor's package (.pt2),
 // a checkpoint or run of ours, a Hugging Face folder. What it takes and gives has names, and is
-// checked first: a compiled package checks nothing itself and reads past a short input. Model files
-// are programs: open those alone whose origin you trust. Threads: one at a time.
+// checked first: a compiled package reads past a short input. To have it check as well, the first
+// one that is opened sets AOTI_RUNTIME_CHECK_INPUTS unless it is set: a program whose threads read
+// the environment meanwhile sets it at its start. Model files are programs: open those alone whose
+// origin you trust. Threads: one at a time.
 #pragma once
 
 #include <ATen/core/ivalue.h>

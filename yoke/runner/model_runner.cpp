@@ -83,6 +83,10 @@ ModelRunner::ModelRunner(const serve::ReplicaSpec& spec, const ReadHost& read_ho
     examine(spec);
   } else {
     facts_.notes.emplace_back(kDeclareNote);
+    if (dtype_ != at::kFloat)
+      facts_.notes.push_back(cat("how far ", spec.precision,
+                                 " is from fp32 was not measured: the file does not tell what it "
+                                 "takes"));
     if (sets_state && !spec.stateful) serve_alone(kSetsState);
   }
   facts_.load_s = seconds_since(begun);

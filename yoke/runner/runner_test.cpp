@@ -376,6 +376,9 @@ TEST_F(Runners, ComputesInALowerPrecisionAndSaysHowFarOffThatIs) {
     EXPECT_TRUE(at::allclose(got[0], exact, 0, 0.05));
     EXPECT_FALSE(got[0].equal(exact));
   }
+  auto unknown = spec("return x", {});
+  unknown.precision = "bf16";
+  expect_part(notes(*open_runner(unknown)), "how far bf16 is from fp32 was not measured");
   auto bad = spec("return x");
   bad.precision = "fp8";
   expect_part(refusal_of([&] { open_runner(bad); }), "wanted fp32, bf16 or fp16");

@@ -145,36 +145,41 @@ void ModelRunner::open_words(const std::string& tokenizer) {
 
 void ModelRunner::settle_batch(const serve::ReplicaSpec& spec) {
   if (!facts_.declared || facts_.stateful) return;
-  int64_t most = INT64_MAX;
+  int64_t least = 1, most = INT64_MAX;
   for (const auto& input : facts_.inputs) {
     if (!input.has_rows() || input.type == plan::Type::Bytes) {
       facts_.notes.push_back(cat("requests are not batched: '", input.name, "' is ", input.wanted(),
                                  ", of which no rows can be put together"));
       return;
     }
+    least = std::max(least, input.shape[0].least);
     most = std::min(most, input.shape[0].most);
   }
   if (spec.batch > most)
     fail(Kind::Config, "batch is ", spec.batch, ", and '", spec.path, "' takes ", most, " rows");
-  facts_.batch = spec.batch > 0 ? spec.batch : std::min(most, kUsualBatch);
+  least_ = least;
+  facts_.batch = spec.batch > 0 ? spec.batch : std::max(least, std::min(most, kUsualBatch));
   // A compiled package that checks its inputs refuses a single row, even if it was made for it.
-  facts_.buckets = buckets_up_to(facts_.batch, is_package_ ? 2 : 1);
+  facts_.buckets = buckets_up_to(facts_.batch, std::max<int64_t>(least, is_package_ ? 2 : 1));
 }
 
 int64_t ModelRunner::filled(int64_t rows) const {
   const auto found = std::ranges::lower_bound(facts_.buckets, rows);
-  return facts_.pads && found != facts_.buckets.end() ? *found : rows;
+  if (facts_.pads && found != facts_.buckets.end()) return *found;
+  return facts_.batch > 0 ? std::max(rows, least_) : rows;
 }
 
 void ModelRunner::serve_alone(const std::string& why) {
   facts_.pure = false;
   const bool script = facts_.platform == "pytorch_torchscript";
-  facts_.notes.push_back(cat(
-      facts_.batch > 0 ? "each row is served alone: " : "a request may show in the next one: ", why,
-      script ? kStatefulNote : ""));
+  // What takes several rows at least cannot have one filled up: it may look at all of them.
+  facts_.notes.push_back(cat(facts_.batch == 0 ? "a request may show in the next one: "
+                             : least_ > 1      ? "each request is served alone: "
+                                               : "each row is served alone: ",
+                             why, script ? kStatefulNote : ""));
   if (facts_.batch == 0) return;
-  facts_.batch = 1;
-  facts_.buckets.resize(1);
+  facts_.batch = least_ > 1 ? 0 : 1;
+  facts_.buckets.resize(size_t(facts_.batch));
 }
 
 // Tries it with values of its own, on a copy where there can be one.
@@ -210,10 +215,10 @@ void ModelRunner::examine(const serve::ReplicaSpec& spec) {
     one = tamed(samples, [&](Samples& some) { return clone(compute(some.draw(1))); });
   }
   warm_up(spec, samples, compute);
-  const int64_t more = std::clamp<int64_t>(facts_.batch, 1, 3);
+  const int64_t more = std::clamp(facts_.batch, least_, least_ + 2);
   const Values others =
       tamed(samples, [&](Samples& some) { return clone(compute(some.draw(more))); });
-  if (facts_.batch > 0 && !(have_rows(one, 1) && have_rows(others, more))) {
+  if (facts_.batch > 0 && !(have_rows(one, least_) && have_rows(others, more))) {
     facts_.batch = 0;
     facts_.buckets.clear();
     facts_.notes.push_back(

@@ -67,6 +67,7 @@ class ModelRunner final : public serve::Runner {
   bool copies_inputs_ = false;              // it writes into them, or may keep them
   std::optional<train::Words> words_ = {};
   serve::Facts facts_;
+  int64_t least_ = 1;  // rows that it takes at once: fewer are filled up
   std::map<std::vector<int64_t>, std::unique_ptr<Recording>> recordings_ = {};  // by inputs' sizes
   struct Instance {
     std::unique_ptr<models::Loadable> model = nullptr;

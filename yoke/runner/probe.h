@@ -17,8 +17,8 @@ class Samples {
  public:
   // `words`: how many tokens there are, of a model of words; 0: whole numbers are small.
   Samples(std::vector<plan::Port> inputs, int64_t words);
-  // So many rows where the first size is free; other free sizes are 32 (8 of words), or as near as
-  // may be.
+  // So many rows where the first size is free, or the least there may be; other free sizes are 32
+  // (8 of words), or as near as may be.
   Values draw(int64_t rows);
   // Tamer values from now on, for a model that throws: from 0 to 1, zeros, ones. False: there are
   // none left.

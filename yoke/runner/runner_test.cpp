@@ -401,6 +401,24 @@ TEST_F(Runners, BatchesAreAsLargeAsTheyMayBe) {
   EXPECT_EQ(open_runner(spec("return x", {"x:FP32[4,6]"}))->facts().batch, 0);
 }
 
+TEST_F(Runners, AModelThatWantsSeveralRowsGetsThemHoweverFewThereAre) {
+  const std::vector<std::string> inputs{"x:FP32[3..64,6]"};
+  const auto runner = open_runner(spec("assert len(x) > 2, 'too few'\n    return x * 2", inputs));
+  EXPECT_EQ(runner->facts().batch, 32) << notes(*runner);
+  EXPECT_EQ(runner->facts().buckets, (std::vector<int64_t>{3, 6, 12, 24, 32}));
+  EXPECT_TRUE(runner->facts().pure && !runner->facts().pads);
+  EXPECT_EQ(notes(*runner), "");
+  for (const int64_t rows : {1, 2, 3, 4}) {  // the rest of a request, or half of a batch
+    const at::Tensor x = numbers({rows, 6});
+    EXPECT_TRUE(run(*runner, {x})[0].equal(x * 2)) << rows;
+  }
+  EXPECT_EQ(open_runner(spec("return x", {"x:FP32[40..64,6]"}))->facts().batch, 40);
+  const auto mixes = open_runner(spec("return x - x.mean(0)", inputs));
+  EXPECT_EQ(mixes->facts().batch, 0) << "a request is not to be filled up";
+  EXPECT_FALSE(mixes->facts().pure);
+  expect_part(notes(*mixes), "each request is served alone: rows depend on their neighbours");
+}
+
 class RunnersGpu : public Runners {
  protected:
   void SetUp() override {
@@ -541,7 +559,7 @@ TEST_F(Runners, OtherFilesAreRefused) {
               "which no input was declared for");
 }
 
-// What tests/packages_test.sh wrote: AOTI_RUNTIME_CHECK_INPUTS is set there, as for a worker.
+// What tests/packages_test.sh wrote. They check their inputs though nobody has told them to.
 TEST(Packages, RunWithBatchesOfAnySize) {
   const char* given = std::getenv("YOKE_TEST_PACKAGES");
   if (given == nullptr) GTEST_SKIP() << "tests/packages_test.sh runs it";
@@ -560,6 +578,8 @@ TEST(Packages, RunWithBatchesOfAnySize) {
     EXPECT_EQ(got.size(0), rows);
     EXPECT_TRUE(at::allclose(got, run(*script, {x})[0], 1e-5, 1e-6)) << rows;
   }
+  const auto ranged = open_runner({.path = folder / "compiled.pt2", .inputs = {"x:FP32[2..64,6]"}});
+  EXPECT_EQ(ranged->facts().batch, 32) << notes(*ranged);
   EXPECT_THROW(run(*runner, {numbers({2, 4})}), Error);
   EXPECT_THROW(run(*runner, {numbers({2, 6}).to(at::kDouble)}), Error);
   const auto with = [&](auto change) {

@@ -237,6 +237,11 @@ bool Pool::Impl::fill(Seat& seat, BatchPtr batch) {
     const int64_t rows = std::min<int64_t>(todo.count, batch->capacity - batch->rows);
     Entry entry{.ticket = ticket, .from = todo.from, .rows = rows, .at = batch->rows};
     if (seat.owner < 0) {
+      const auto is_with = [&](const Entry& other) {
+        return other.turn.tenant == turn->tenant && !other.turn.borrows;
+      };
+      turn->joins = !turn->borrows && (std::ranges::any_of(batch->entries, is_with) ||
+                                       std::ranges::any_of(added, is_with));
       share_.start(*turn, Duration(int64_t(ticket->model->row_ns * double(rows))));
       entry.turn = *turn;
     } else {

@@ -129,7 +129,7 @@ void FairShare::start(Turn& turn, Duration predicted) {
   tenant.owed = std::max(tenant.owed - cost, -most(tenant));  // what is borrowed long is forgotten
   tenant.allowed -= cost;
   if (turn.borrows) lent_ -= cost;
-  tenant.running += !turn.borrows;
+  tenant.running += !turn.borrows && !turn.joins;
 }
 
 void FairShare::finish(const Turn& turn, Duration measured) {
@@ -139,7 +139,7 @@ void FairShare::finish(const Turn& turn, Duration measured) {
   tenant.owed = std::max(tenant.owed - more, -most(tenant));
   tenant.allowed -= more;
   if (turn.borrows) lent_ -= more;
-  tenant.running -= !turn.borrows;
+  tenant.running -= !turn.borrows && !turn.joins;
   tenant.used += measured;
   if (turn.borrows) tenant.borrowed += measured;
 }

@@ -41,7 +41,8 @@ class FairShare {
     int tenant = 0;
     bool borrows = false;
     Duration charged = {};
-    double weight = 1;  // by which it was charged
+    double weight = 1;   // by which it was charged
+    bool joins = false;  // other work of its tenant, on the same device: together they have one
   };
   // Of the tenants that wait, with `idle` devices, one or more. None: all are at their ceilings, or
   // what is idle is kept for others; then retry_at() tells when to ask again.
@@ -60,7 +61,7 @@ class FairShare {
     double owed = 0;     // seconds of device time that its guarantee has left; below 0: it borrowed
     double allowed = 0;  // likewise of its ceiling
     double own_tag = 0, borrow_tag = 0;  // where its next piece of work would start in virtual time
-    int running = 0;                     // pieces of work within its guarantee
+    int running = 0;                     // devices that it has within its guarantee
     Time since = {};                     // owed and allowed are as of then
     Duration used = {}, borrowed = {};
   };

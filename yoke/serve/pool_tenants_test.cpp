@@ -73,6 +73,31 @@ TEST(PoolTenants, AreKeptNoDeviceThatNobodyServesOn) {
   EXPECT_EQ(ask("kept"), Status::Ok);
 }
 
+TEST(PoolTenants, KeepTheirDevicesThoughOneComputesManyOfTheirRequests) {
+  Gate gate;
+  Bench bench(watched([&](const ReplicaSpec&, const std::vector<float>& rows) { gate.pass(rows); }),
+              {.name = "m", .path = "stand-in:", .devices = "cpu:4", .batch = 8},
+              {{.name = "kept", .guaranteed = 0.5, .lendable = 0}, {.name = "b"}});
+  Answers answers;
+  const std::vector<std::array<float, 4>> eight(8, {kHeld, 1, 2, 3});
+  for (int i = 0; i < 8; ++i)
+    bench.pool.submit(row_of(kHeld), bench.pool.tenant("kept"), answers.next(), {},
+                      Pool::When::Later);
+  bench.pool.dispatch();
+  wait_until([&] { return gate.num_held() == 1; });
+  for (int i = 0; i < 4; ++i)
+    bench.pool.submit(request_of(eight), bench.pool.tenant("b"), answers.next());
+  const auto computing = [&] {
+    return std::ranges::count_if(bench.pool.view().replicas,
+                                 [](const auto& replica) { return replica.computing > 0; });
+  };
+  EXPECT_EQ(computing(), 3) << "one more of four is its";
+  bench.pool.submit(row_of(kHeld), bench.pool.tenant("kept"), answers.next());
+  EXPECT_EQ(computing(), 4);
+  gate.open();
+  EXPECT_EQ(answers.count(Status::Ok), 13u);
+}
+
 TEST(PoolTenants, BorrowAsSoonAsThereIsTimeOfADeviceAgain) {
   Bench bench("stand-in:ms=20", "cpu:1", 1, false,
               {{.name = "kept", .guaranteed = 0.5, .lendable = 0}, {.name = "b"}});

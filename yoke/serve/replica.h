@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The router's side of one replica: its worker, a process or a thread, the channel to it and the
-// line that tells when it is gone. Owns: the worker; it is killed and reaped with this.
+// line that tells when it is gone. Owns: the worker; it is killed and reaped with this, in seconds.
 // Threads: one at a time; start() from a thread that lives as long as the worker does.
 #pragma once
 

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <regex>
+#include <sstream>
 
 #include "yoke/serve/channel.h"
 #include "yoke/serve/control.h"
@@ -229,6 +230,39 @@ TEST(PoolLives, KeepsAWorkerThatIsAskedForWhatFailsEverywhere) {
   bench.pool.submit(row_of(1), bench.pool.tenant("a"), answers.next());
   EXPECT_EQ(answers.count(Status::Ok), 1u);
   for (const auto& replica : bench.pool.view().replicas) EXPECT_EQ(replica.restarts, 0);
+}
+
+TEST(PoolLivesMultiproc, TellsTheTruthInItsGauges) {
+  Bench bench("stand-in:ms=50", "cpu:1", 1, true);
+  const auto gauge = [&](const std::string& name) {
+    bench.pool.view();
+    std::ostringstream text;
+    bench.metrics.write_prometheus(text);
+    const std::string all = text.str();
+    std::smatch found;
+    const bool there =
+        std::regex_search(all, found, std::regex("\n" + name + R"(\{[^}]*\} (\S+)\n)"));
+    return there ? std::stod(found[1]) : -1;
+  };
+  EXPECT_EQ(gauge("yoke_replica_ready"), 1);
+  for (int i = 1; i <= 2; ++i) {  // after the second quick death it waits before it starts
+    ::kill(bench.pool.view().replicas[0].pid, SIGKILL);
+    wait_until([&] { return gauge("yoke_replica_restarts") == i; });
+    if (i == 2) {
+      EXPECT_EQ(gauge("yoke_replica_ready"), 0);
+    }
+    wait_until([&] { return gauge("yoke_replica_ready") == 1; });
+  }
+  EXPECT_EQ(gauge("yoke_replica_restarts"), 2);
+  Answers answers;
+  for (int i = 0; i < 8; ++i) bench.pool.submit(row_of(1), 0, answers.next());
+  EXPECT_EQ(gauge("nv_inference_pending_request_count"), 6) << "one computes, one is staged";
+  bench.pool.unload("m");
+  EXPECT_GT(gauge("nv_inference_pending_request_count"), 0);
+  EXPECT_EQ(answers.count(Status::Ok), 8u);
+  wait_until([&] { return bench.pool.view().replicas.empty(); });
+  EXPECT_EQ(gauge("nv_inference_pending_request_count"), 0);
+  EXPECT_EQ(gauge("yoke_replica_ready"), -1);
 }
 
 TEST(PoolLives, SaysOfAPromptThatItCannotBeTaken) {

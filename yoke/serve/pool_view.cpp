@@ -138,6 +138,7 @@ PoolView Pool::view() const {
   auto& impl = *impl_;
   view.draining = !impl.accepting_;
   view.devices = int(impl.seats_.size());
+  for (const auto& model : impl.going_) model->pending->set(double(impl.waiting_for(*model)));
   for (const auto& [key, model] : impl.models_) {
     view.models.push_back(impl.view_of(*model));
     model->pending->set(double(view.models.back().waiting));

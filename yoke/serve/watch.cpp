@@ -137,6 +137,7 @@ Time Pool::Impl::look_around(Outbox& outbox) {
       std::erase(all_hosted_, hosted.get());
     }
     model->hosted.clear();
+    model->pending->set(0);
     std::erase_if(seats_, [](const Seat& seat) { return seat.hosted.empty(); });
     set_owners();  // and counts what is left
     changed_.notify_all();

@@ -25,7 +25,7 @@ Fields server_fields(ServerConfig& serve) {
        "seconds between saying not ready and taking no more requests", 0},
       {"serve", "start_s", &serve.start_s, "seconds that a replica has to be ready", 0},
       {"serve", "stuck_s", &serve.stuck_s,
-       "seconds; a batch that takes longer, and 4 x as long as any before, is stuck", 0},
+       "seconds; a batch that takes longer, and 4 x as long as any lately, is stuck", 0},
       {"serve", "threads", &serve.threads, "that read and answer; 0: as the cores are", 0},
       {"serve", "max_connections", &serve.max_connections,
        "of clients at once over HTTP; 0: as many as tenants may have requests, and 1024", 0},

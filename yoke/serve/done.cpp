@@ -15,6 +15,9 @@ namespace {
 constexpr int kFailsFast = 8, kGuilty = 3, kFailsForOne = 32;
 constexpr uint64_t kLarge = 64 << 20;  // bytes of a slab that are given back
 constexpr size_t kMostShapes = 256;    // of a model, that are remembered
+// Part of what the longest batch took beyond others that each of them makes forgotten: one that was
+// slow once must not have a worker that hangs waited for as long ever after.
+constexpr double kForget = 1.0 / 1024;
 
 Time time_of(int64_t ns) { return Time(Duration(ns)); }
 
@@ -361,8 +364,11 @@ void Pool::Impl::learn(const Batch& batch, Duration time) {
     return;
   }
   const double rows = double(std::max<uint32_t>(batch.rows, 1));
-  seen.batch_ns = std::max(seen.batch_ns, double(time.count()));
-  seen.row_ns = std::max(seen.row_ns, double(time.count()) / rows);
+  const auto keep_longest = [](double& longest, double ns) {
+    longest = std::max(ns, longest + kForget * (ns - longest));
+  };
+  keep_longest(seen.batch_ns, double(time.count()));
+  keep_longest(seen.row_ns, double(time.count()) / rows);
   uint64_t out = header.is_prompt ? header.streamed.load() : 0;
   for (uint32_t i = 0; i < header.num_outputs; ++i) out += header.outputs[i].bytes;
   seen.out = std::max(seen.out, out / uint64_t(rows));

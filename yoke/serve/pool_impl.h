@@ -161,7 +161,7 @@ struct Model {
   ModelStats stats = {};
   double row_ns = 1e6;  // what a row costs, lately
   struct Seen {
-    double batch_ns = 0, row_ns = 0;  // the longest
+    double batch_ns = 0, row_ns = 0;  // the longest, lately
     uint64_t out = 0;                 // bytes of a row's outputs, the most
     uint32_t fit = UINT32_MAX;        // rows whose outputs have room together
   };

@@ -232,6 +232,32 @@ TEST(PoolLives, KeepsAWorkerThatIsAskedForWhatFailsEverywhere) {
   for (const auto& replica : bench.pool.view().replicas) EXPECT_EQ(replica.restarts, 0);
 }
 
+TEST(PoolLives, ForgetsThatABatchWasSlowOnce) {
+  std::atomic<bool> hangs = false;
+  Made model;
+  model.on_run = [&](const Call& call, Outputs& outputs) {
+    float first = 0;
+    std::memcpy(&first, call.inputs[0].data, sizeof(first));
+    if (first > 1) std::this_thread::sleep_for(seconds(3));
+    if (hangs.exchange(false)) std::this_thread::sleep_for(seconds(4));
+    outputs.add(Type::Fp32, call.inputs[0].shape);
+  };
+  model.told.batch = 1;
+  Bench bench(made(model, milliseconds(500)), {.name = "m", .devices = "cpu:1"});
+  const auto ask = [&](float value, int count = 1) {
+    Answers answers;
+    for (int i = 0; i < count; ++i) bench.pool.submit(row_of(value), 0, answers.next());
+    EXPECT_EQ(answers.count(Status::Ok), size_t(count));
+  };
+  ask(2);
+  for (int i = 0; i < 80; ++i) ask(1, 64);
+  hangs = true;
+  const Time begun = SteadyClock().now();
+  ask(1);
+  EXPECT_LT(SteadyClock().now() - begun, seconds(3)) << "four times 3 s are 12";
+  EXPECT_EQ(bench.pool.view().replicas[0].restarts, 1);
+}
+
 TEST(PoolLivesMultiproc, TellsTheTruthInItsGauges) {
   Bench bench("stand-in:ms=50", "cpu:1", 1, true);
   const auto gauge = [&](const std::string& name) {

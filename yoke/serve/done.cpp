@@ -262,7 +262,10 @@ void Pool::Impl::take_done(Outbox& outbox) {
     }
   }
   if (done.empty()) return;
-  if (queued_ > 0) pump();
+  try {
+    if (queued_ > 0) pump();
+  } catch (const std::exception&) {  // these are answered first; the last pump() says it again
+  }
   for (const auto& batch : done) {
     size_t bytes = 0;
     auto& header = batch->header();
@@ -274,7 +277,7 @@ void Pool::Impl::take_done(Outbox& outbox) {
       try {
         for (size_t i = 0; i < outputs.size(); ++i)
           outputs[i] = copy_outputs(*batch, batch->entries[i]);
-      } catch (const Error& error) {
+      } catch (const std::exception& error) {
         broken = error.what();
       }
     };
@@ -292,9 +295,15 @@ void Pool::Impl::take_done(Outbox& outbox) {
                                  number = batch->hosted->number](const auto& log) {
         log.debug("a batch failed: " + why, {{"replica", number}});
       });
-    account(*batch);
-    for (size_t i = 0; i < outputs.size(); ++i)
-      take_rows(*batch, batch->entries[i], std::move(outputs[i]), outbox);
+    try {
+      account(*batch);
+      for (size_t i = 0; i < outputs.size(); ++i)
+        take_rows(*batch, batch->entries[i], std::move(outputs[i]), outbox);
+    } catch (const std::exception& error) {  // as where memory is short
+      for (const auto& entry : batch->entries)
+        answer(entry.ticket,
+               {Status::Internal, cat("its outputs could not be taken: ", error.what())}, outbox);
+    }
     free_slab(*batch);
   }
   pump();  // though nobody waits, something may be staged behind a device that is slower

@@ -224,8 +224,16 @@ void Pool::Impl::answer(const TicketPtr& ticket, Outcome outcome, Outbox& outbox
 }
 
 void Pool::Impl::send(Outbox& outbox) {
+  // What takes an answer may throw; the others are to have theirs.
+  const auto hand_over = [&](const auto& give) {
+    try {
+      give();
+    } catch (const std::exception& error) {
+      log_.error(cat("whoever asked did not take the answer: ", error.what()));
+    }
+  };
   for (const auto& line : outbox.lines) line(log_);
-  for (auto& text : outbox.texts) text.on_text(text.text);
+  for (auto& text : outbox.texts) hand_over([&] { text.on_text(text.text); });
   if (!outbox.texts.empty()) {
     const MutexLock lock(mutex_);
     for (const auto& text : outbox.texts)
@@ -234,7 +242,7 @@ void Pool::Impl::send(Outbox& outbox) {
   }
   const auto deliver = [&](const TicketPtr& ticket) {
     const auto on_answer = std::move(ticket->on_answer);
-    on_answer(std::move(ticket->answer));
+    hand_over([&] { on_answer(std::move(ticket->answer)); });
     const MutexLock lock(mutex_);
     ticket->on_answer = nullptr;
     ticket->on_text = nullptr;

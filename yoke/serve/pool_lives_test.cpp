@@ -5,6 +5,7 @@
 
 #include <regex>
 #include <sstream>
+#include <stdexcept>
 
 #include "yoke/serve/channel.h"
 #include "yoke/serve/control.h"
@@ -256,6 +257,21 @@ TEST(PoolLives, ForgetsThatABatchWasSlowOnce) {
   ask(1);
   EXPECT_LT(SteadyClock().now() - begun, seconds(3)) << "four times 3 s are 12";
   EXPECT_EQ(bench.pool.view().replicas[0].restarts, 1);
+}
+
+TEST(PoolLives, GoesOnThoughWhoAskedThrowsAtItsAnswer) {
+  std::atomic<int> lines = 0;
+  Bench bench(Bench::options(), {.name = "m", .path = "stand-in:", .devices = "cpu:1"}, {},
+              {.sink = [&](std::string_view line) {
+                lines += line.find("did not take the answer: no memory") != line.npos;
+              }});
+  Answers answers;
+  bench.pool.submit(row_of(1, {.stream = "s"}), 0,
+                    [](const Answer&) { throw std::runtime_error("no memory"); });
+  for (int i = 0; i < 2; ++i) bench.pool.submit(row_of(1, {.stream = "s"}), 0, answers.next());
+  EXPECT_EQ(answers.count(Status::Ok), 2u);
+  EXPECT_EQ(lines, 1);
+  EXPECT_TRUE(bench.pool.drain(kSoon)) << "all have been answered";
 }
 
 TEST(PoolLivesMultiproc, TellsTheTruthInItsGauges) {

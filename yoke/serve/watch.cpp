@@ -155,7 +155,7 @@ void Pool::Impl::watch_once(int timeout_ms) {
   std::array<epoll_event, 64> events;
   const int count = ::epoll_wait(epoll_.get(), events.data(), int(events.size()), timeout_ms);
   Outbox outbox;
-  {
+  try {
     const MutexLock lock(mutex_);
     bool woken = false;
     for (int i = 0; i < count; ++i) {
@@ -183,6 +183,11 @@ void Pool::Impl::watch_once(int timeout_ms) {
       pump();
       look_by(next);
     }
+  } catch (const std::exception& error) {  // as where memory is short for a moment
+    log_.error(cat("the pool goes on after: ", error.what()));
+    const MutexLock lock(mutex_);
+    timer_at_ = Time::max();
+    look_by(clock_.now() + milliseconds(10));
   }
   send(outbox);
 }

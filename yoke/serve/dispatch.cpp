@@ -159,8 +159,7 @@ BatchPtr Pool::Impl::open_batch(Seat& seat, const Ticket& first) {
   header.cancelled = 0;
   header.streamed = 0;
   header.sequence = {};
-  // Two tenants may choose the same name.
-  const std::string sequence = cat(first.tenant, "/", first.request.parameters.sequence);
+  const std::string sequence = sequence_key(first.tenant, first.request.parameters);
   std::memcpy(header.sequence.data(), sequence.data(),
               std::min(sequence.size(), header.sequence.size() - 1));
   uint64_t at = 0;

@@ -148,11 +148,16 @@ Hosted& Pool::Impl::place_of_sequence(const Ticket& ticket) const {
   return *least;
 }
 
+// Two tenants may choose the same name.
+std::string Pool::Impl::sequence_key(int tenant, const Parameters& parameters) {
+  return cat(tenant, "/", parameters.sequence);
+}
+
 // Its requests go to the replica that has its state.
 void Pool::Impl::join_sequence(Ticket& ticket) {
   auto& model = *ticket.model;
   const auto& parameters = ticket.request.parameters;
-  const std::string key = cat(ticket.tenant, "/", parameters.sequence);
+  const std::string key = sequence_key(ticket.tenant, parameters);
   auto found = model.sequences.find(key);
   if (found == model.sequences.end() && !parameters.sequence_start) {
     const double idle = model.config.sequence_idle_s;
@@ -162,6 +167,12 @@ void Pool::Impl::join_sequence(Ticket& ticket) {
   }
   if (found == model.sequences.end()) {
     const Sequence sequence{.hosted = &place_of_sequence(ticket), .tenant = ticket.tenant};
+    for (const auto& old : going_) {  // where it is begun anew it is no more
+      const auto before = old->sequences.find(key);
+      if (before == old->sequences.end() || old->key() != model.key()) continue;
+      old->leave(*before->second);
+      old->sequences.erase(before);
+    }
     found = model.sequences.emplace(key, std::make_shared<Sequence>(sequence)).first;
     ++sequence.hosted->sequences;
     ++model.sequences_of[ticket.tenant];
@@ -329,7 +340,7 @@ void Pool::Impl::answer_stranded(Outbox& outbox) {
             ticket->sequence ? "the device of its sequence is another tenant's now; begin it anew"
                              : "its tenant has no devices any more"},
            outbox);
-  for (const auto& [key, model] : models_)
+  for (const auto& model : with_sequences())
     std::erase_if(model->sequences, [&](const auto& entry) {
       if (!is_lost(*entry.second)) return false;
       model->leave(*entry.second);
@@ -450,7 +461,7 @@ Pool::TicketPtr Pool::submit(Request request, int tenant, OnAnswer on_answer, On
   try {
     {
       const MutexLock lock(impl.mutex_);
-      model = impl.find(request.model, request.version);
+      model = impl.find_for(request, tenant);
       if (model) facts = model->facts;
       if (model) ++model->in_flight;  // it stays while this is looked at
       if (!model && impl.find_coming(request.model, request.version))

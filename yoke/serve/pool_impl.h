@@ -255,8 +255,9 @@ class Pool::Impl {
   // pool.cpp
   void count_in(Ticket& ticket);
   void count_out(Ticket& ticket);
-  void admit(const TicketPtr& ticket);                    // throws Refused
-  std::string owned_places(const Model& model) const;     // for people
+  void admit(const TicketPtr& ticket);                 // throws Refused
+  std::string owned_places(const Model& model) const;  // for people
+  static std::string sequence_key(int tenant, const Parameters& parameters);
   void join_sequence(Ticket& ticket);                     // likewise
   Hosted& place_of_sequence(const Ticket& ticket) const;  // likewise
   void enqueue(const TicketPtr& ticket);
@@ -271,6 +272,8 @@ class Pool::Impl {
   const Model* awaited() const;  // one that is not ready yet
   void place(const std::shared_ptr<Model>& model);
   std::shared_ptr<Model> find(const std::string& name, const std::string& version) const;
+  std::shared_ptr<Model> find_for(const Request& request, int tenant) const;
+  std::vector<std::shared_ptr<Model>> with_sequences() const;  // those that go, too
   std::shared_ptr<Model> find_coming(const std::string& name, const std::string& version) const;
 
   // pool_view.cpp

@@ -33,6 +33,24 @@ std::shared_ptr<Model> Pool::Impl::find(const std::string& name, const std::stri
   return best;
 }
 
+// A sequence ends where it began, though its model was loaded anew meanwhile.
+std::shared_ptr<Model> Pool::Impl::find_for(const Request& request, int tenant) const {
+  auto model = find(request.model, request.version);
+  const auto& parameters = request.parameters;
+  if (!model || parameters.sequence.empty() || parameters.sequence_start) return model;
+  const std::string key = sequence_key(tenant, parameters);
+  const auto old = std::ranges::find_if(going_, [&](const auto& one) {
+    return one->key() == model->key() && one->sequences.contains(key);
+  });
+  return old == going_.end() ? model : *old;
+}
+
+std::vector<std::shared_ptr<Model>> Pool::Impl::with_sequences() const {
+  auto models = going_;
+  for (const auto& [key, model] : models_) models.push_back(model);
+  return models;
+}
+
 std::shared_ptr<Model> Pool::Impl::find_coming(const std::string& name,
                                                const std::string& version) const {
   const auto found = std::ranges::find_if(coming_, [&](const auto& model) {

@@ -346,6 +346,41 @@ TEST(Pool, ForgetsASequenceThatNobodyUses) {
   EXPECT_TRUE(all[3][0].outcome.ok());
 }
 
+TEST(Pool, EndsASequenceWhereItBeganThoughItsModelWasReplaced) {
+  WithSequences bench("stand-in:", 60);
+  const auto ask = [&](const char* name, bool start = false, bool end = false) {
+    Answers answers;
+    bench.pool.submit(row_of(1, {.sequence = name, .sequence_start = start, .sequence_end = end}),
+                      0, answers.next());
+    return answers.wait()[0][0];
+  };
+  const auto replace = [&](double idle_s) {
+    bench.pool.load_and_wait({.name = "m",
+                              .path = "stand-in:",
+                              .devices = "cpu:2",
+                              .batch = 1,
+                              .stateful = true,
+                              .sequence_idle_s = idle_s},
+                             seconds(20));
+  };
+  const int first = ask("s", true).replica, second = ask("t", true).replica;
+  replace(0.05);
+  EXPECT_EQ(ask("s").replica, first);
+  EXPECT_EQ(ask("t").replica, second);
+  EXPECT_GT(ask("t", true).replica, 1) << "it began anew";
+  EXPECT_GT(ask("t").replica, 1);
+  EXPECT_EQ(ask("u").outcome.status, Status::Invalid);
+  EXPECT_EQ(bench.pool.view().replicas.size(), 4u);
+  EXPECT_TRUE(ask("s", false, true).outcome.ok());
+  EXPECT_EQ(ask("s").outcome.status, Status::Invalid);
+  ask("v", true);
+  replace(60);  // its sequences are soon forgotten
+  wait_until([&] { return bench.pool.view().replicas.size() == 2; });
+  ask("w", true);
+  bench.pool.unload("m");
+  wait_until([&] { return bench.pool.view().replicas.empty(); });
+}
+
 TEST(Pool, KeepsASequenceWhoseRequestTakesLong) {
   WithSequences bench("stand-in:value_ms=1");
   Answers answers;

@@ -62,8 +62,11 @@ Time Pool::Impl::stuck_at(Batch& batch) const {
 void Pool::Impl::forget_idle_sequences(Time now) {
   if (now < sequences_at_) return;
   sequences_at_ = now + kLookForIdle;
-  for (const auto& [key, model] : models_) {
-    const Duration idle(int64_t(model->config.sequence_idle_s * 1e9));
+  for (const auto& model : with_sequences()) {
+    double idle_s = model->config.sequence_idle_s;
+    if (idle_s == 0 && model->state == ModelState::Unloading)  // it does not stay for ever
+      idle_s = ModelConfig{}.sequence_idle_s;
+    const Duration idle(int64_t(idle_s * 1e9));
     if (idle == Duration::zero()) continue;
     std::erase_if(model->sequences, [&](const auto& entry) {
       const auto& sequence = *entry.second;
@@ -125,7 +128,9 @@ Time Pool::Impl::look_around(Outbox& outbox) {
     died(hosted, why, outbox);
   }
   std::erase_if(going_, [&](const auto& model) {
-    const bool busy = model->in_flight > 0 || std::ranges::any_of(seats_, [&](const Seat& seat) {
+    const bool replaced = models_.contains(model->key());
+    const bool busy = model->in_flight > 0 || (replaced && !model->sequences.empty()) ||
+                      std::ranges::any_of(seats_, [&](const Seat& seat) {
                         return seat.filling || (seat.first && seat.first->model == model) ||
                                (seat.second && seat.second->model == model);
                       });

@@ -45,6 +45,16 @@ void Lane::wait() {
   reading_.clear();
 }
 
+bool Lane::lost() const {
+  if (!device_.is_cuda()) return false;
+  try {
+    c10::impl::VirtualGuardImpl(at::kCUDA).getStream(device_).synchronize();
+    return false;
+  } catch (const std::exception&) {
+    return true;
+  }
+}
+
 at::Tensor Lane::there(size_t place, const at::Tensor& value, int64_t rows, const at::Tensor& to) {
   const bool grows = rows > 0 && value.dim() > 0 && value.size(0) != rows;
   if (!grows && !device_.is_cuda()) return value;

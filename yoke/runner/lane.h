@@ -27,6 +27,7 @@ class Lane {
   at::Tensor there(size_t place, const at::Tensor& value, int64_t rows, const at::Tensor& to = {});
   // Each into memory of its size; all is there on return.
   void back(const std::vector<at::Tensor>& from, const std::vector<std::span<std::byte>>& to);
+  bool lost() const;  // an error has left the device so that every later call fails
   // Of the last batch that went there and came back; zero where nobody timed it.
   const serve::Runner::Copies& copies() const { return copies_; }
 

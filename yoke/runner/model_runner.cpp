@@ -435,9 +435,11 @@ models::Loadable& ModelRunner::instance_for(const serve::Call& call) {
 }
 
 // After an error of a kernel every later call fails as well, until the process ends; so it does
-// after a node of a flow that has not come back.
+// after a node of a flow that has not come back. Libraries of the GPU and compiled packages say it
+// in words of their own, as they say of rows that they do not take: so the device is asked.
 void ModelRunner::end_if_lost(const std::string& text) const {
-  if (text.find("CUDA error") != text.npos || (flow_ && flow_->lost())) throw serve::Fatal{text};
+  if (text.find("CUDA error") != text.npos || (flow_ && flow_->lost()) || lane_.lost())
+    throw serve::Fatal{text};
 }
 
 void ModelRunner::run(const serve::Call& call, serve::Outputs& outputs) {

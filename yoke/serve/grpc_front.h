@@ -19,7 +19,8 @@ struct GrpcOptions {
   std::string address;                      // "127.0.0.1:8001"; port 0 is a free one; "unix:PATH"
   std::string tls_cert = {}, tls_key = {};  // PEM, not paths; empty: without TLS
   int64_t max_body_bytes = 256 << 20;       // of a message that comes in
-  size_t max_unread_bytes = 1 << 30;        // of all that gRPC holds: messages that are not whole
+  // Of messages that are not whole, and of a tenant's answers that clients do not take.
+  size_t max_unread_bytes = 1 << 30;
   Duration idle = std::chrono::seconds(60);
 };
 

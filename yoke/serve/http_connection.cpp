@@ -29,8 +29,7 @@ constexpr size_t kHeaderBytes = 16 << 10;
 constexpr size_t kTrusted = 1 << 20;  // bytes of a body that are made room for before they come
 constexpr size_t kPadding = 64;       // beyond a body, for a JSON reader that reads ahead
 constexpr int kIdleTimes = 10;  // a quiet connection lasts so many times longer than a slow one
-constexpr size_t kSlowest = 1 << 10;         // bytes of a body or an answer in each second
-constexpr size_t kSlowestCrowded = 4 << 20;  // of an answer, where answers fill the memory
+constexpr size_t kSlowest = 1 << 10;  // bytes of a body in each second
 
 std::string head_of(const HttpReply& reply, bool keep_alive) {
   std::string head = "HTTP/1.1 ";
@@ -107,11 +106,9 @@ class Connection final : public HttpPeer, public std::enable_shared_from_this<Co
     if (parser_ && !last_ && !waits && now - parsing_since_ > longest) abandon();
     // Nor is an answer read so; and where others' have no room left, faster than that.
     const bool crowded = shared_.unsent > shared_.options.max_held_bytes;
-    const Duration slowest =
-        (crowded ? std::min<Duration>(shared_.options.idle, std::chrono::seconds(1))
-                 : shared_.options.idle) +
-        std::chrono::milliseconds(1000 * sending_bytes_ / (crowded ? kSlowestCrowded : kSlowest));
-    if (writing_ && now - sending_since_ > slowest) abandon();
+    if (writing_ &&
+        now - sending_since_ > time_to_take(sending_bytes_, shared_.options.idle, crowded))
+      abandon();
   }
 
   void abandon() override {

@@ -108,6 +108,12 @@ bool is_older(const ModelConfig& one, const ModelConfig& other) {
 
 }  // namespace
 
+Duration time_to_take(size_t bytes, Duration idle, bool crowded) {
+  constexpr size_t kSlowest = 1 << 10, kSlowestCrowded = 4 << 20;  // in each second
+  const Duration first = crowded ? std::min<Duration>(idle, std::chrono::seconds(1)) : idle;
+  return first + std::chrono::milliseconds(1000 * bytes / (crowded ? kSlowestCrowded : kSlowest));
+}
+
 Service::Service(const Config& config, const PoolOptions& options, observe::Log log,
                  observe::Registry& metrics, ServiceHooks hooks)
     : config_(config),

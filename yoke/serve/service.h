@@ -21,6 +21,10 @@ namespace yoke::serve {
 inline constexpr const char* kKeyHeader = "yoke-key";        // or "authorization: Bearer KEY"
 inline constexpr const char* kTenantHeader = "yoke-tenant";  // with trust_tenant_header
 
+// That a client has to take an answer; where answers that nobody takes fill the memory, all but
+// those who read fast make room.
+Duration time_to_take(size_t bytes, Duration idle, bool crowded);
+
 struct Caller {
   int tenant = 0;
   std::string name = {};

@@ -5,18 +5,22 @@
 #include <grpcpp/grpcpp.h>
 
 #include <algorithm>
+#include <array>
 
 #include "inference.grpc.pb.h"
 #include "yoke/base/error.h"
 #include "yoke/net/address.h"
 #include "yoke/serve/grpc/messages.h"
 #include "yoke/serve/grpc/stream_call.h"
+#include "yoke/serve/grpc/unread.h"
 
 namespace yoke::serve {
 namespace {
 
 using Context = grpc::CallbackServerContext;
 using Reactor = grpc::ServerUnaryReactor;
+
+constexpr int kMostCalls = 1024;  // of a connection at once
 
 // A call that another thread ends, or the client by going away; the first of them does.
 class UnaryCall final : public Reactor {
@@ -33,14 +37,34 @@ class UnaryCall final : public Reactor {
   void end(const Outcome& outcome) {
     if (claim()) finish(outcome);
   }
-  void set_ticket(Pool::TicketPtr ticket) { ticket_ = std::move(ticket); }
+  void set_ticket(Pool::TicketPtr ticket) {
+    const MutexLock lock(mutex_);
+    if (!answered_) ticket_ = std::move(ticket);
+  }
+  // The request goes now, however long the client takes for the answer.
+  void answer(const Outcome& outcome, Unread& unread, int tenant, size_t bytes) {
+    Pool::TicketPtr done;
+    {
+      const MutexLock lock(mutex_);
+      answered_ = true;
+      done.swap(ticket_);
+    }
+    unread_ = {unread.hold(tenant, bytes), unread.write(context_.c_call(), bytes)};
+    finish(outcome);
+  }
 
   void OnCancel() override {
     cancelled_ = true;
     end({Status::Cancelled, "the call was cancelled"});
   }
   void OnDone() override {
-    if (cancelled_ && ticket_) service_.cancel(ticket_);
+    Pool::TicketPtr left;
+    {
+      const MutexLock lock(mutex_);
+      left.swap(ticket_);
+    }
+    if (cancelled_ && left) service_.cancel(left);
+    unread_ = {};
     self_.reset();
   }
 
@@ -51,8 +75,11 @@ class UnaryCall final : public Reactor {
   Context& context_;
   std::atomic<bool> ended_{false};
   bool cancelled_ = false;
-  Pool::TicketPtr ticket_;           // set before gRPC knows the call, which is before OnDone
-  std::shared_ptr<UnaryCall> self_;  // until OnDone; who answers holds another
+  Mutex mutex_;
+  Pool::TicketPtr ticket_ YOKE_GUARDED_BY(mutex_);  // until it is answered
+  bool answered_ YOKE_GUARDED_BY(mutex_) = false;
+  std::array<Unread::Mark, 2> unread_;  // its answer, held and written
+  std::shared_ptr<UnaryCall> self_;     // until OnDone; who answers holds another
 };
 
 // All methods that are not in our proto.
@@ -84,7 +111,8 @@ std::string listening_address(const std::string& text) {
 bool has_grpc() { return true; }
 
 struct GrpcFront::Impl final : inference::GRPCInferenceService::CallbackService {
-  Impl(serve::Service& to, const GrpcOptions& options) : service(to) {
+  Impl(serve::Service& to, const GrpcOptions& options)
+      : service(to), unread(options.max_unread_bytes, options.idle) {
     grpc::ServerBuilder builder;
     int port = 0;
     auto credentials = grpc::InsecureServerCredentials();
@@ -96,6 +124,7 @@ struct GrpcFront::Impl final : inference::GRPCInferenceService::CallbackService 
     builder.AddListeningPort(listening_address(options.address), credentials, &port);
     // Else a second server on the same port would get some of the calls, and nobody notice.
     builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+    builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMostCalls);
     builder.SetMaxReceiveMessageSize(int(std::min<int64_t>(options.max_body_bytes, INT32_MAX)));
     builder.SetResourceQuota(grpc::ResourceQuota("yoke").Resize(
         std::max(options.max_unread_bytes, size_t(2 * options.max_body_bytes))));
@@ -229,16 +258,18 @@ struct GrpcFront::Impl final : inference::GRPCInferenceService::CallbackService 
     message->Swap(const_cast<InferMessage*>(given));
     const auto refused = attempt([&] {
       const auto caller = identify(service, *context);
+      unread.check(caller);
       auto request = to_request(message, service, *context);
       const bool words = request.prompt.has_value();
-      call->set_ticket(service.submit(std::move(request), caller, "grpc",
-                                      [call, response, words](Answer answer) {
-                                        if (!call->claim()) return;
-                                        const Outcome outcome = answer.outcome;
-                                        if (words && outcome.ok()) add_text(answer.text, *response);
-                                        if (outcome.ok()) to_message(std::move(answer), *response);
-                                        call->finish(outcome);
-                                      }));
+      const auto on_answer = [this, call, response, words, tenant = caller.tenant](Answer answer) {
+        if (!call->claim()) return;
+        const Outcome outcome = answer.outcome;
+        if (words && outcome.ok()) add_text(answer.text, *response);
+        if (outcome.ok()) to_message(std::move(answer), *response);
+        // gRPC has the message and its bytes.
+        call->answer(outcome, unread, tenant, 2 * response->ByteSizeLong());
+      };
+      call->set_ticket(service.submit(std::move(request), caller, "grpc", on_answer));
     });
     if (!refused.ok()) {
       log_refused(service, *context, refused, *message);
@@ -254,7 +285,7 @@ struct GrpcFront::Impl final : inference::GRPCInferenceService::CallbackService 
     {
       const MutexLock lock(mutex);
       const uint64_t number = next_stream++;
-      call = std::make_shared<StreamCall>(service, *context, cat("grpc ", number),
+      call = std::make_shared<StreamCall>(service, unread, *context, cat("grpc ", number),
                                           [this, number] { forget(number); });
       streams[number] = call;
       late = stopping;
@@ -269,6 +300,7 @@ struct GrpcFront::Impl final : inference::GRPCInferenceService::CallbackService 
   }
 
   serve::Service& service;  // not gRPC's
+  Unread unread;
   Unserved unserved;
   std::string address;
   Mutex mutex;

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <deque>
 #include <filesystem>
 #include <fstream>
 #include <future>
@@ -709,6 +710,59 @@ TEST(GrpcFront, RefusesAMessageThatIsTooLarge) {
   message.set_raw_input_contents(0, std::string(2000, 'a'));
   EXPECT_EQ(infer(server, message).error_code(), Code::RESOURCE_EXHAUSTED);
   EXPECT_TRUE(infer(server, message_for("double")).ok());
+}
+
+// Asks for a mebibyte, and takes it when it is told to.
+struct Reluctant {
+  using Call = grpc::ClientReaderWriter<Message, grpc::ByteBuffer>;
+  Reluctant(const Server& server, const char* method) {
+    grpc::ChannelArguments own;  // a connection that takes no more than is asked for
+    own.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+    own.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+    channel =
+        grpc::CreateCustomChannel(server.front->address(), grpc::InsecureChannelCredentials(), own);
+    const std::string path = cat("/inference.GRPCInferenceService/", method);
+    call.reset(grpc::internal::ClientReaderWriterFactory<Message, grpc::ByteBuffer>::Create(
+        channel.get(), {path.c_str(), grpc::internal::RpcMethod::BIDI_STREAMING}, &context));
+    auto message = message_for("large");
+    message.mutable_inputs(0)->set_shape(1, 1 << 18);
+    message.set_raw_input_contents(0, std::string(1 << 20, '\0'));
+    call->Write(message);
+    call->WritesDone();
+  }
+  ~Reluctant() { context.TryCancel(); }
+  bool takes() {
+    grpc::ByteBuffer answer;
+    return call->Read(&answer) && answer.Length() > 1 << 20;
+  }
+  Context context;
+  std::shared_ptr<grpc::Channel> channel;
+  std::unique_ptr<Call> call;
+};
+
+TEST(GrpcFront, EndsSlowReadersWhereAnswersFillTheMemory) {
+  auto config = usual();
+  config.models.push_back(
+      {.name = "large", .path = "echo", .devices = "cpu", .input = {"x:FP32[-1,-1]"}});
+  for (const char* method : {"ModelInfer", "ModelStreamInfer"}) {
+    Server server(config, {.address = "127.0.0.1:0", .max_unread_bytes = 4 << 20});
+    Reluctant alone(server, method);  // which is less than that
+    std::this_thread::sleep_for(2s);
+    EXPECT_TRUE(alone.takes()) << method;
+    std::deque<Reluctant> many;
+    for (int i = 0; i < 5; ++i) many.emplace_back(server, method);
+    std::string says;
+    const auto is_refused = [&] {
+      const auto status = infer(server, message_for("double"));
+      says = status.error_message();
+      return status.error_code() == Code::RESOURCE_EXHAUSTED;
+    };
+    wait_until(is_refused);
+    EXPECT_NE(says.find("tenant 'default' has "), std::string::npos) << says;
+    wait_until([&] { return !is_refused(); });
+    EXPECT_FALSE(many[0].takes()) << method << ": it holds what others need";
+    EXPECT_NE(many[0].call->Finish().error_message().find("not taken in time"), std::string::npos);
+  }
 }
 
 TEST(GrpcFront, DoesNotShareAPort) {

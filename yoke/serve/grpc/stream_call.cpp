@@ -13,9 +13,10 @@ constexpr size_t kMostInFlight = 1024, kMostUnsent = 64 << 20;
 
 }  // namespace
 
-StreamCall::StreamCall(Service& service, grpc::CallbackServerContext& context, std::string name,
-                       std::function<void()> on_done)
+StreamCall::StreamCall(Service& service, Unread& unread, grpc::CallbackServerContext& context,
+                       std::string name, std::function<void()> on_done)
     : service_(service),
+      unread_(unread),
       context_(context),
       name_(std::move(name)),
       on_done_(std::move(on_done)),
@@ -55,7 +56,8 @@ void StreamCall::OnWriteDone(bool) {
   {
     const MutexLock lock(mutex_);
     writing_ = false;
-    unsent_ -= out_.front().ByteSizeLong();
+    written_ = nullptr;
+    unsent_ -= out_.front().message.ByteSizeLong();
     out_.pop_front();
   }
   step();
@@ -76,7 +78,9 @@ void StreamCall::OnDone() {
   std::map<uint64_t, Pending> rest;
   {
     const MutexLock lock(mutex_);
-    rest = pending_;
+    rest.swap(pending_);
+    out_.clear();
+    written_ = nullptr;
   }
   for (const auto& [number, pending] : rest)
     if (pending.ticket) service_.cancel(pending.ticket);
@@ -86,13 +90,16 @@ void StreamCall::OnDone() {
 void StreamCall::take(const std::shared_ptr<const InferMessage>& message) {
   const auto self = shared_from_this();
   uint64_t number = 0;
+  bool waits = false;
   {
     const MutexLock lock(mutex_);
     number = taken_++;
-    pending_[number];
+    pending_[number].tenant = caller_.tenant;
+    waits = unsent_ > 0;
   }
   Pool::TicketPtr ticket;
   auto refused = attempt([&] {
+    if (!waits) unread_.check(caller_);  // else it is not read, if not refused
     auto request = to_request(message, service_, context_);
     if (request.parameters.stream.empty()) request.parameters.stream = name_;
     OnText on_text;
@@ -102,13 +109,13 @@ void StreamCall::take(const std::shared_ptr<const InferMessage>& message) {
           const MutexLock lock(self->mutex_);
           const auto pending = self->pending_.find(number);
           if (pending == self->pending_.end()) return;
-          auto& response = *pending->second.out.emplace_back().mutable_infer_response();
+          auto& response = *pending->second.out.emplace_back().message.mutable_infer_response();
           Answer head;
           head.model = message->model_name();
           head.id = message->id();
           to_message(head, response);
           add_text(text, response);
-          self->unsent_ += pending->second.out.back().ByteSizeLong();
+          self->hold(pending->second);
           self->let_go();
         }
         self->step();
@@ -138,7 +145,9 @@ void StreamCall::take(const std::shared_ptr<const InferMessage>& message) {
 void StreamCall::answer(uint64_t number, Answer answer) {
   {
     const MutexLock lock(mutex_);
-    put(std::move(answer), pending_.at(number));
+    const auto pending = pending_.find(number);
+    if (pending == pending_.end()) return;
+    put(std::move(answer), pending->second);
   }
   step();
 }
@@ -146,17 +155,24 @@ void StreamCall::answer(uint64_t number, Answer answer) {
 // The last that is said to a request.
 void StreamCall::put(Answer answer, Pending& to) {
   const bool ok = answer.outcome.ok();
-  auto& message = to.out.emplace_back();
+  auto& message = to.out.emplace_back().message;
   auto& response = *message.mutable_infer_response();
   if (!ok && errors_end_it_) to.end = answer.outcome;
   if (!ok) message.set_error_message(std::move(answer.outcome.text));
   if (ok && to.words && !to.pieces) add_text(answer.text, response);
   if (to.pieces) (*response.mutable_parameters())["triton_final_response"].set_bool_param(true);
   to_message(std::move(answer), response);
-  unsent_ += message.ByteSizeLong();
+  hold(to);
   to.ticket = nullptr;
   to.done = true;
   let_go();
+}
+
+// Counts what was said last.
+void StreamCall::hold(Pending& of) {
+  const size_t bytes = of.out.back().message.ByteSizeLong();
+  unsent_ += bytes;
+  of.out.back().held = unread_.hold(of.tenant, bytes);
 }
 
 // What is said to the request whose turn it is, and to those after it that are done.
@@ -186,7 +202,8 @@ StreamCall::Next StreamCall::choose() {
     writing_ = true;
     return Next::Write;
   }
-  if (!reading_ && !read_all_ && !failed_ && unsent_ < kMostUnsent &&
+  const bool full = unsent_ >= kMostUnsent || (unsent_ > 0 && unread_.crowded());
+  if (!reading_ && !read_all_ && !failed_ && !full &&
       pending_.size() + out_.size() < kMostInFlight) {
     reading_ = true;
     return Next::Read;
@@ -203,7 +220,8 @@ void StreamCall::step() {
     stepping_ = true;
     while (std::exchange(again_, false)) {
       const Next next = choose();
-      const StreamMessage* const first = out_.empty() ? nullptr : &out_.front();
+      const StreamMessage* const first = out_.empty() ? nullptr : &out_.front().message;
+      if (next == Next::Write) written_ = unread_.write(context_.c_call(), first->ByteSizeLong());
       const Outcome end = next == Next::Finish && end_ ? *end_ : Outcome{};
       again_ |= next != Next::Nothing;
       mutex_.unlock();

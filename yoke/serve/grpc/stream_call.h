@@ -15,6 +15,7 @@
 #include "inference.pb.h"
 #include "yoke/base/mutex.h"
 #include "yoke/serve/grpc/messages.h"
+#include "yoke/serve/grpc/unread.h"
 
 namespace yoke::serve {
 
@@ -24,8 +25,8 @@ class StreamCall final : public grpc::ServerBidiReactor<InferMessage, StreamMess
                          public std::enable_shared_from_this<StreamCall> {
  public:
   // `name` is of this call alone; `on_done` lets go of it.
-  StreamCall(Service& service, grpc::CallbackServerContext& context, std::string name,
-             std::function<void()> on_done);
+  StreamCall(Service& service, Unread& unread, grpc::CallbackServerContext& context,
+             std::string name, std::function<void()> on_done);
   void start();
   // What was read is answered, then the call ends.
   void stop_reading();
@@ -36,9 +37,14 @@ class StreamCall final : public grpc::ServerBidiReactor<InferMessage, StreamMess
   void OnDone() override;
 
  private:
+  struct Out {
+    StreamMessage message = {};
+    Unread::Mark held = {};
+  };
   struct Pending {
+    int tenant = 0;
     Pool::TicketPtr ticket = {};
-    std::deque<StreamMessage> out = {};
+    std::deque<Out> out = {};
     std::optional<Outcome> end = {};  // of the whole call
     bool words = false, pieces = false, done = false;
   };
@@ -47,11 +53,13 @@ class StreamCall final : public grpc::ServerBidiReactor<InferMessage, StreamMess
   void take(const std::shared_ptr<const InferMessage>& message);
   void answer(uint64_t number, Answer answer);
   void put(Answer answer, Pending& to) YOKE_REQUIRES(mutex_);
+  void hold(Pending& of) YOKE_REQUIRES(mutex_);
   void let_go() YOKE_REQUIRES(mutex_);
   Next choose() YOKE_REQUIRES(mutex_);
   void step();
 
   Service& service_;
+  Unread& unread_;
   grpc::CallbackServerContext& context_;
   const std::string name_;
   const std::function<void()> on_done_;
@@ -61,7 +69,8 @@ class StreamCall final : public grpc::ServerBidiReactor<InferMessage, StreamMess
 
   Mutex mutex_;
   std::map<uint64_t, Pending> pending_ YOKE_GUARDED_BY(mutex_);  // by arrival
-  std::deque<StreamMessage> out_ YOKE_GUARDED_BY(mutex_);
+  std::deque<Out> out_ YOKE_GUARDED_BY(mutex_);
+  Unread::Mark written_;  // the first of them
   uint64_t taken_ YOKE_GUARDED_BY(mutex_) = 0;
   size_t unsent_ YOKE_GUARDED_BY(mutex_) = 0;  // bytes of answers
   bool reading_ YOKE_GUARDED_BY(mutex_) = false, writing_ YOKE_GUARDED_BY(mutex_) = false;

@@ -97,10 +97,11 @@ Config usual() {
 }
 
 struct Server {
-  explicit Server(Config config = usual(), GrpcOptions options = {.address = "127.0.0.1:0"})
+  explicit Server(Config config = usual(), GrpcOptions options = {.address = "127.0.0.1:0"},
+                  ServiceHooks hooks = {})
       : service(config,
                 {.workers = {.open = open_runner}, .slab_bytes = 1 << 22, .stuck_floor = 20s},
-                quiet(), metrics) {
+                quiet(), metrics, std::move(hooks)) {
     service.pool().wait_ready(20s);
     front = std::make_unique<GrpcFront>(service, options);
     channel = grpc::CreateChannel(front->address(), grpc::InsecureChannelCredentials());
@@ -421,6 +422,23 @@ TEST(GrpcFront, AsksForAKeyButNotForHealth) {
   request.set_model_name("double");
   EXPECT_EQ(server.stub->RepositoryModelUnload(&unload, request, &unloaded).error_code(),
             Code::PERMISSION_DENIED);
+}
+
+TEST(GrpcFront, AKeyThatIsTakenAwayIsUnknownInAStreamThatIsOpen) {
+  Config config = usual();
+  config.tenants = {{.name = "a", .key_sha256 = sha256("key of a")}};
+  Config later = config;
+  later.tenants[0].key_sha256 = sha256("another");
+  Server server(config, {.address = "127.0.0.1:0"}, {.reread = [later] { return later; }});
+  Context context({{"yoke-key", "key of a"}});
+  auto call = server.stub->ModelStreamInfer(&context);
+  StreamReply before, after;
+  EXPECT_TRUE(call->Write(message_for("double")) && call->Read(&before));
+  EXPECT_EQ(before.error_message(), "");
+  server.service.reload();
+  EXPECT_TRUE(call->Write(message_for("double")) && call->Read(&after));
+  EXPECT_NE(after.error_message().find("the key is not known"), std::string::npos)
+      << after.error_message();
 }
 
 TEST(GrpcFront, LogsWhatItRefusesWithWhatIsKnown) {

@@ -99,6 +99,7 @@ void StreamCall::take(const std::shared_ptr<const InferMessage>& message) {
   }
   Pool::TicketPtr ticket;
   auto refused = attempt([&] {
+    caller_ = identify(service_, context_);  // its key may have been taken away
     if (!waits) unread_.check(caller_);  // else it is not read, if not refused
     auto request = to_request(message, service_, context_);
     if (request.parameters.stream.empty()) request.parameters.stream = name_;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "yoke/serve/config.h"
 
+#include <arpa/inet.h>
+
 #include <algorithm>
 #include <set>
 
@@ -170,10 +172,13 @@ void check(const Config& config) {
           "or say --insecure");
 }
 
-bool is_local(const std::string& address) {
-  const auto parsed = net::parse_address(address);
-  return parsed.host.starts_with("127.") || parsed.host == "::1" || parsed.host == "localhost";
+bool is_loopback(const std::string& host) {
+  in_addr number{};
+  if (::inet_pton(AF_INET, host.c_str(), &number) == 1) return ntohl(number.s_addr) >> 24 == 127;
+  return host == "::1" || host == "localhost";
 }
+
+bool is_local(const std::string& address) { return is_loopback(net::parse_address(address).host); }
 
 std::string describe_keys() {
   Config usual;

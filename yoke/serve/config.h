@@ -67,6 +67,7 @@ Config parse_config(const std::string& text, const std::filesystem::path& where,
                     const std::vector<std::string>& overrides = {});
 // Throws Kind::Config for what does not go together: names, shares, addresses and keys.
 void check(const Config& config);
+bool is_loopback(const std::string& host);  // a name or number that no other host can have
 bool is_local(const std::string& address);  // reached from this host alone
 std::string describe_keys();
 std::string to_toml(const ModelConfig& model);  // a section, to be completed

@@ -56,6 +56,14 @@ std::string chunk_of(std::string_view text) {
   return std::string(size, size_t(digits)).append(text).append("\r\n");
 }
 
+// Of the header: "[::1]:8000" is "::1".
+std::string host_of(std::string_view header) {
+  if (header.starts_with('[')) return std::string(header.substr(1, header.find(']') - 1));
+  std::string host(header.substr(0, header.find(':')));
+  for (char& c : host) c = char(std::tolower(c));
+  return host;
+}
+
 template <typename Stream>
 class Connection final : public HttpPeer, public std::enable_shared_from_this<Connection<Stream>> {
  public:
@@ -312,6 +320,7 @@ class Connection final : public HttpPeer, public std::enable_shared_from_this<Co
     call.content_encoding = view("Content-Encoding").value_or("");
     call.accept_encoding = view("Accept-Encoding").value_or("");
     call.json_bytes = view("Inference-Header-Content-Length");
+    call.by_page = view("Origin") || !is_loopback(host_of(view("Host").value_or("")));
     return call;
   }
 

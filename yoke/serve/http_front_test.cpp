@@ -126,6 +126,23 @@ TEST(Service, HasNoAdminWithoutAKeyButOnThisHostAloneWhereNoTenantIsNamed) {
   EXPECT_EQ(unload("hers", "", {}, {{.name = "ann", .key_sha256 = sha256("hers")}}), wanted);
 }
 
+TEST(HttpFront, TakesNoWebPageForAnAdmin) {
+  const Server server("stand-in:", "cpu:1");
+  const auto status = [&](const std::string& headers) {
+    auto socket = server.connect();
+    socket.write_all(cat("GET /v2/models/stats HTTP/1.1\r\n", headers, "\r\n"), soon());
+    return read_until(socket, "\r\n", 1).substr(9, 3);
+  };
+  for (const char* host : {"127.0.0.1:8000", "127.3.2.1", "localhost", "LocalHost:80", "[::1]:80"}) {
+    EXPECT_EQ(status(cat("Host: ", host, "\r\n")), "200") << host;
+    EXPECT_EQ(status(cat("Host: ", host, "\r\nOrigin: https://evil.example\r\n")), "403") << host;
+  }
+  for (const char* host : {"evil.example", "127.0.0.1.evil.example:80", "127.evil", "localhost.evil",
+                           "[::2]:80", "[", ""})
+    EXPECT_EQ(status(cat("Host: ", host, "\r\n")), "403") << host;
+  EXPECT_EQ(status(""), "403");
+}
+
 TEST(Service, RefusesATenantWhoseDevicesNoModelHas) {
   try {
     const Server server("stand-in:", "cpu:1", {}, {{.name = "a", .devices = "cpu:2"}});

@@ -135,7 +135,7 @@ class Router {
     return {.status = yes ? 200 : 503, .body = health_body(yes, yes)};
   }
   Caller caller(bool must_be_tenant = false) const {
-    return service_.identify(call_.key, call_.tenant, must_be_tenant);
+    return service_.identify(call_.key, call_.tenant, must_be_tenant, call_.by_page);
   }
 
   HttpReply metadata() const {

@@ -24,6 +24,7 @@ struct HttpCall {
   std::string_view key = {}, tenant = {}, traceparent = {};
   std::string_view content_encoding = {}, accept_encoding = {};
   std::optional<std::string_view> json_bytes = {};  // Inference-Header-Content-Length
+  bool by_page = false;  // a browser's for a page: it has an Origin, or a Host that may be anyone's
   std::shared_ptr<const std::string> body = {};
 };
 

@@ -141,7 +141,8 @@ bool Service::has_keys() const {
   return any_keys();
 }
 
-Caller Service::identify(std::string_view key, std::string_view tenant, bool must_be_tenant) const {
+Caller Service::identify(std::string_view key, std::string_view tenant, bool must_be_tenant,
+                         bool by_page) const {
   const MutexLock lock(mutex_);
   const bool keys = any_keys();
   const std::string digest = key.empty() ? "" : sha256(key);
@@ -174,7 +175,7 @@ Caller Service::identify(std::string_view key, std::string_view tenant, bool mus
   if (!found && caller.admin && keys && must_be_tenant && !tenants_.empty())
     refuse(Status::Unauthenticated, "an admin's key is no tenant's: say whose request it is by '",
            kTenantHeader, "'");
-  if (!keys) caller.admin = local_ && (tenants_.empty() || tenant.empty());
+  if (!keys) caller.admin = local_ && !by_page && (tenants_.empty() || tenant.empty());
   caller.known = found || tenants_.empty();
   caller.name = found ? found->name : tenants_.empty() ? "default" : tenants_[0].name;
   try {

@@ -54,8 +54,10 @@ class Service {
 
   // `key` as it came, without "Bearer "; both empty where there are none. `must_be_tenant`: it
   // wants something computed, so it must be clear for whom. Without a key is an admin who names no
-  // tenant, where nobody has one and this host alone can ask.
-  Caller identify(std::string_view key, std::string_view tenant, bool must_be_tenant = true) const;
+  // tenant, where nobody has one and this host alone can ask; but not `by_page`, as a browser here
+  // asks for whoever made the page.
+  Caller identify(std::string_view key, std::string_view tenant, bool must_be_tenant = true,
+                  bool by_page = false) const;
   void check_admin(const Caller& caller, const char* what) const;
   bool has_keys() const;  // anybody, tenants or admins
 

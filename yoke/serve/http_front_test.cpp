@@ -373,6 +373,20 @@ TEST(HttpFront, EndsABodyThatDripsAndIsReadyMeanwhile) {
     }
 }
 
+TEST(HttpFront, NamesNoModelToWhoHasNoKey) {
+  const Server server("stand-in:", "cpu:1", {}, {{.name = "ann", .key_sha256 = sha256("hers")}});
+  const auto ask = [&](const std::string& target) {
+    auto socket = server.connect();
+    socket.write_all(cat("GET /v2/models/", target, " HTTP/1.1\r\nHost: a\r\n\r\n"), soon());
+    const std::string answer = read_until(socket, "}", 1);
+    return answer.substr(9, 4) + answer.substr(answer.find("\r\n\r\n") + 4);
+  };
+  EXPECT_EQ(ask("m/ready"), R"(200 {"name":"m","ready":true})");
+  EXPECT_EQ(ask("z/ready"), R"(404 {"error":"there is no model 'z'"})");
+  EXPECT_EQ(ask("m/versions/7/ready"), R"(404 {"error":"there is no model 'm' of version 7"})");
+  EXPECT_EQ(ask("z").substr(0, 3), "401");
+}
+
 TEST(HttpFront, LooksAtTheKeyBeforeTheBody) {
   const Server server("stand-in:", "cpu:1", {}, {{.name = "ann", .key_sha256 = sha256("hers")}});
   for (const char* key : {"", "yoke-key: other\r\n"}) {

@@ -240,7 +240,11 @@ ModelView Service::need_model(const std::string& name, const std::string& versio
 }
 
 bool Service::model_ready(const std::string& name, const std::string& version) const {
-  return need_model(name, version).state == ModelState::Ready && !draining_;
+  const auto model = pool_.find(name, version);
+  if (!model)
+    refuse(Status::NotFound, "there is no model '", name, "'",
+           version.empty() ? "" : cat(" of version ", version));
+  return model->state == ModelState::Ready && !draining_;
 }
 
 std::shared_ptr<const Facts> Service::facts(const std::string& name,

@@ -71,7 +71,7 @@ class Service {
 
   bool ready() const;
   bool draining() const { return draining_; }
-  // Throws NotFound where there is no such model.
+  // Throws NotFound where there is no such model; it says no more, as anybody may ask.
   bool model_ready(const std::string& name, const std::string& version) const;
   std::shared_ptr<const Facts> facts(const std::string& name, const std::string& version) const;
 

@@ -162,14 +162,17 @@ void check(const Config& config) {
       fail(Kind::Config, "serve.admin_key_sha256: wanted 64 digits 0-9 a-f, got '", digest, "'");
   if (serve.tls_cert.empty() != serve.tls_key.empty())
     fail(Kind::Config, "serve.tls_cert and serve.tls_key go together");
-  const bool keys = std::ranges::any_of(
-      config.tenants, [](const auto& tenant) { return !tenant.key_sha256.empty(); });
+  const bool keys =  // that are asked for
+      !serve.trust_tenant_header && std::ranges::any_of(config.tenants, [](const auto& tenant) {
+        return !tenant.key_sha256.empty();
+      });
   for (const auto* address : {&serve.http, &serve.grpc, &serve.metrics})
     if (!address->empty() && !is_local(*address) && !keys && !serve.insecure)
-      fail(
-          Kind::Config, "'", *address,
-          "' is reached from other hosts, and no tenant has a key: make one by yoke serve key new, "
-          "or say --insecure");
+      fail(Kind::Config, "'", *address, "' is reached from other hosts, and ",
+           serve.trust_tenant_header ? "with serve.trust_tenant_header whoever asks says whose the "
+                                       "request is: leave that out"
+                                     : "no tenant has a key: make one by yoke serve key new",
+           ", or say --insecure");
 }
 
 bool is_loopback(const std::string& host) {

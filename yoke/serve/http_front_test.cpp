@@ -126,6 +126,24 @@ TEST(Service, HasNoAdminWithoutAKeyButOnThisHostAloneWhereNoTenantIsNamed) {
   EXPECT_EQ(unload("hers", "", {}, {{.name = "ann", .key_sha256 = sha256("hers")}}), wanted);
 }
 
+TEST(Service, ListensBeyondThisHostWhereKeysAreAskedForOrItWasSaid) {
+  const auto refusal = [](ServerConfig serve, const std::string& digest) -> std::string {
+    try {
+      check({.serve = std::move(serve), .tenants = {{.name = "ann", .key_sha256 = digest}}});
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
+  };
+  const std::string all = "0.0.0.0:0", hers = sha256("hers");
+  EXPECT_EQ(refusal({.http = all}, hers), "");
+  EXPECT_EQ(refusal({.trust_tenant_header = true}, hers), "");
+  EXPECT_EQ(refusal({.http = all, .trust_tenant_header = true, .insecure = true}, hers), "");
+  EXPECT_NE(refusal({.http = all}, "").find("no tenant has a key"), std::string::npos);
+  EXPECT_NE(refusal({.http = all, .trust_tenant_header = true}, hers).find("whoever asks says"),
+            std::string::npos);
+}
+
 TEST(HttpFront, TakesNoWebPageForAnAdmin) {
   const Server server("stand-in:", "cpu:1");
   const auto status = [&](const std::string& headers) {

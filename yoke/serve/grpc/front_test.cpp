@@ -259,6 +259,19 @@ TEST(GrpcFront, PacksTypedContentsAsTheirDatatype) {
     EXPECT_EQ(reply.raw_output_contents(i), wanted[size_t(i)]) << reply.outputs(i).name();
 }
 
+TEST(GrpcFront, GivesAnOutputOnceThatIsAskedForTwice) {
+  Server server;
+  Message message = typed_message();
+  for (const char* name : {"out_i8", "out_t", "out_i8"}) message.add_outputs()->set_name(name);
+  Reply reply;
+  const auto status = infer(server, message, &reply);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  ASSERT_EQ(reply.outputs_size(), 2);
+  EXPECT_EQ(reply.outputs(0).name(), "out_i8");
+  EXPECT_EQ(reply.raw_output_contents(0), packed<int8_t>({-1, 0}));
+  EXPECT_EQ(reply.raw_output_contents(1), std::string("\3\0\0\0one\0\0\0\0", 11));
+}
+
 TEST(GrpcFront, SaysWhatIsWrongWithARequest) {
   Server server;
   using Change = std::function<void(Message&)>;

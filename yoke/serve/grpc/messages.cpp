@@ -317,7 +317,8 @@ Request to_request(const std::shared_ptr<const InferMessage>& message, const Ser
   read_inputs(*message, request);
   for (const auto& output : message->outputs()) {
     refuse_unserved("output", output.name(), output.parameters());
-    request.outputs.push_back({.name = output.name(), .binary = true});
+    if (!std::ranges::count(request.outputs, output.name(), &WantedOutput::name))
+      request.outputs.push_back({.name = output.name(), .binary = true});
   }
   if (request.inputs.size() == 1 && request.inputs[0].name == kTextInput) {
     const auto facts = service.facts(request.model, request.version);

@@ -392,6 +392,8 @@ class Connection final : public HttpPeer, public std::enable_shared_from_this<Co
     auto* mine = slot(number);
     if (!mine || closed_) return;
     mine->place = std::move(answer.place);
+    const bool in_pieces = mine->form.kind == AnswerForm::Kind::TextPieces && answer.outcome.ok();
+    if (in_pieces && !mine->streaming) stream(number, write_generated(answer, answer.text));
     if (!mine->streaming) return finish(number, reply_to(answer, mine->form));
     if (!answer.outcome.ok()) stream(number, write_error(answer.outcome.text));
     put(*mine, "0\r\n\r\n");

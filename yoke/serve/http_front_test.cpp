@@ -372,6 +372,56 @@ TEST(HttpFront, WritesToASlowReaderAsLongAsItReads) {
   }
 }
 
+// Says what it is asked, or goes on until nobody listens.
+struct Talks final : Runner {
+  explicit Talks(std::atomic<bool>& was_ended) : ended(was_ended) { told.has_words = true; }
+  const Facts& facts() const override { return told; }
+  void run(const Call&, Outputs&) override {}
+  void generate(const std::string& prompt, const std::string&,
+                const std::function<bool(std::string_view)>& on_text) override {
+    if (prompt != "on and on") return void(prompt.empty() || on_text(prompt));
+    while (on_text("on ") && SteadyClock().now() < soon())
+      std::this_thread::sleep_for(milliseconds(1));
+    ended = true;
+  }
+  Facts told;
+  std::atomic<bool>& ended;
+};
+WorkerKind talks(std::atomic<bool>& ended) {
+  return {.open = [&ended](const ReplicaSpec&) { return std::make_unique<Talks>(ended); }};
+}
+std::string prompt(const std::string& text) {
+  const std::string body = cat(R"({"text_input":")", text, "\"}");
+  return cat("POST /v2/models/m/generate_stream HTTP/1.1\r\nHost: a\r\nContent-Length: ", body.size(),
+             "\r\n\r\n", body);
+}
+
+TEST(HttpFront, StreamsTextsAsEventsEmptyOnesToo) {
+  std::atomic<bool> ended{false};
+  const Server server("talks", "cpu:1", {}, {}, {}, {}, talks(ended));
+  for (const char* text : {"Hi", ""}) {
+    auto socket = server.connect();
+    socket.write_all(prompt(text), soon());
+    const std::string answer = read_until(socket, "\r\n0\r\n\r\n", 1);
+    EXPECT_TRUE(answer.starts_with("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream")) << answer;
+    EXPECT_NE(answer.find(cat(R"(data: {"model_name":"m","model_version":"1","text_output":")", text,
+                              "\"}\n\n")),
+              answer.npos)
+        << answer;
+  }
+}
+
+TEST(HttpFront, EndsATextWhoseReaderLeaves) {
+  std::atomic<bool> ended{false};
+  const Server server("talks", "cpu:1", {}, {}, {}, {}, talks(ended));
+  auto socket = std::make_optional(server.connect());
+  socket->write_all(prompt("on and on"), soon());
+  EXPECT_NE(read_until(*socket, "data: ", 2).find("text/event-stream"), std::string::npos);
+  EXPECT_FALSE(ended);
+  socket.reset();
+  wait_until([&] { return ended.load(); });
+}
+
 TEST(HttpFront, EndsABodyThatDripsAndIsReadyMeanwhile) {
   const Server server("stand-in:", "cpu:1", {.idle = std::chrono::milliseconds(300)});
   auto slow = server.connect();

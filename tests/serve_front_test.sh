@@ -33,6 +33,15 @@ expect 2 "model 'nowhere': there is no '$scratch/nowhere.pt'" "$yoke" serve "$sc
 mkdir "$scratch/here"
 (cd "$scratch/here" && expect 0 '^name = "here"' "$yoke" serve . --dry-run)
 
+# Without the module beside the program there is no gRPC: that is said, and who told an address is refused.
+cp "$yoke" "$scratch/alone"
+expect 2 'gRPC cannot be had: .*libyoke_grpc.so|this build has no gRPC' timeout 60 "$scratch/alone" serve stand-in: serve.http=127.0.0.1:0 serve.grpc=127.0.0.1:0 serve.metrics=
+with=$yoke yoke=$scratch/alone
+start_server stand-in: serve.http=127.0.0.1:0 serve.metrics=
+grep -q 'gRPC is left out' "$scratch/server.log" && [[ -z $grpc ]] || { cat "$scratch/server.log" && fail "gRPC on '$grpc', without its module"; }
+stop_server
+yoke=$with
+
 # A key is shown when its digest is where it belongs.
 expect 2 'an admin is no tenant' "$yoke" serve key new admin "$scratch/flags.toml"
 code=0 && "$yoke" serve key new ann "$scratch/none/config.toml" >"$scratch/output" 2>&1 || code=$?

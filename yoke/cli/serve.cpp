@@ -106,7 +106,6 @@ serve::Config read_config(const Options& options) {
   for (auto& model : config.models)
     if (model.name.empty()) model.name = name_of(model.path);
   config.serve.insecure |= options.insecure;
-  if (!serve::has_grpc()) config.serve.grpc.clear();
   serve::check(config);
   return config;
 }
@@ -313,6 +312,11 @@ int serve(const Options& options) {
   ::setenv("AOTI_RUNTIME_CHECK_INPUTS", "1", 1);
   const observe::Log log({}, /*rank=*/-1);
   observe::Registry metrics;
+  if (config.serve.grpc == serve::ServerConfig{}.grpc && !serve::has_grpc()) {
+    config.serve.grpc.clear();
+    log.info("gRPC is left out: this program has none; with an address of its own, as "
+             "serve.grpc=127.0.0.1:0, it says why");
+  }
   const auto& told = config.serve;
   const int cores = std::max(1, host.num_usable_cpus);
   const int threads = told.threads > 0 ? int(told.threads) : std::clamp(cores / 2, 1, 8);

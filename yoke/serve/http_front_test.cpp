@@ -21,7 +21,7 @@ struct Server {
   explicit Server(const std::string& path, const std::string& devices = "cpu:4",
                   HttpOptions options = {}, std::vector<TenantConfig> tenants = {},
                   std::vector<std::string> input = {}, ServerConfig serve = {},
-                  WorkerKind workers = {.open = open_stand_in})
+                  WorkerKind workers = {.open = open_stand_in}, ServiceHooks hooks = {})
       : service({.serve = std::move(serve),
                  .models = {{.name = "m",
                              .path = path,
@@ -31,7 +31,7 @@ struct Server {
                  .tenants = std::move(tenants)},
                 {.workers = std::move(workers), .slab_bytes = 16 << 20},
                 observe::Log({.level = observe::Level::Off, .other_ranks = observe::Level::Off}),
-                metrics),
+                metrics, std::move(hooks)),
         front(service, options) {
     service.pool().wait_ready(seconds(30));
   }
@@ -144,6 +144,23 @@ TEST(Service, ListensBeyondThisHostWhereKeysAreAskedForOrItWasSaid) {
             std::string::npos);
 }
 
+TEST(Service, ReloadsOneAfterTheOther) {
+  std::atomic<int> inside{0}, most{0};
+  const auto reread = [&] {
+    most = std::max(most.load(), ++inside);
+    const Time enough = SteadyClock().now() + milliseconds(100);
+    while (inside < 2 && SteadyClock().now() < enough) std::this_thread::yield();
+    --inside;
+    return Config{};
+  };
+  Server server("stand-in:", "cpu:1", {}, {}, {}, {}, {.open = open_stand_in}, {.reread = reread});
+  {
+    const std::jthread other([&] { server.service.reload(); });
+    server.service.reload();
+  }
+  EXPECT_EQ(most, 1);
+}
+
 TEST(HttpFront, TakesNoWebPageForAnAdmin) {
   const Server server("stand-in:", "cpu:1");
   const auto status = [&](const std::string& headers) {
@@ -151,12 +168,13 @@ TEST(HttpFront, TakesNoWebPageForAnAdmin) {
     socket.write_all(cat("GET /v2/models/stats HTTP/1.1\r\n", headers, "\r\n"), soon());
     return read_until(socket, "\r\n", 1).substr(9, 3);
   };
-  for (const char* host : {"127.0.0.1:8000", "127.3.2.1", "localhost", "LocalHost:80", "[::1]:80"}) {
+  for (const char* host :
+       {"127.0.0.1:8000", "127.3.2.1", "localhost", "LocalHost:80", "[::1]:80"}) {
     EXPECT_EQ(status(cat("Host: ", host, "\r\n")), "200") << host;
     EXPECT_EQ(status(cat("Host: ", host, "\r\nOrigin: https://evil.example\r\n")), "403") << host;
   }
-  for (const char* host : {"evil.example", "127.0.0.1.evil.example:80", "127.evil", "localhost.evil",
-                           "[::2]:80", "[", ""})
+  for (const char* host : {"evil.example", "127.0.0.1.evil.example:80", "127.evil",
+                           "localhost.evil", "[::2]:80", "[", ""})
     EXPECT_EQ(status(cat("Host: ", host, "\r\n")), "403") << host;
   EXPECT_EQ(status(""), "403");
 }
@@ -392,8 +410,8 @@ WorkerKind talks(std::atomic<bool>& ended) {
 }
 std::string prompt(const std::string& text) {
   const std::string body = cat(R"({"text_input":")", text, "\"}");
-  return cat("POST /v2/models/m/generate_stream HTTP/1.1\r\nHost: a\r\nContent-Length: ", body.size(),
-             "\r\n\r\n", body);
+  return cat("POST /v2/models/m/generate_stream HTTP/1.1\r\nHost: a\r\nContent-Length: ",
+             body.size(), "\r\n\r\n", body);
 }
 
 TEST(HttpFront, StreamsTextsAsEventsEmptyOnesToo) {
@@ -404,8 +422,8 @@ TEST(HttpFront, StreamsTextsAsEventsEmptyOnesToo) {
     socket.write_all(prompt(text), soon());
     const std::string answer = read_until(socket, "\r\n0\r\n\r\n", 1);
     EXPECT_TRUE(answer.starts_with("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream")) << answer;
-    EXPECT_NE(answer.find(cat(R"(data: {"model_name":"m","model_version":"1","text_output":")", text,
-                              "\"}\n\n")),
+    EXPECT_NE(answer.find(cat(R"(data: {"model_name":"m","model_version":"1","text_output":")",
+                              text, "\"}\n\n")),
               answer.npos)
         << answer;
   }

@@ -529,6 +529,7 @@ void Service::reload(const Caller& caller) {
 
 void Service::reload() {
   if (!hooks_.reread) fail(Kind::Config, "the server was started without a config to read again");
+  const MutexLock one_at_a_time(reloading_);
   const Config config = hooks_.reread();
   check(config);
   pool_.set_tenants(config.tenants);

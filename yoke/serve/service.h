@@ -90,7 +90,8 @@ class Service {
   // the reason where one fails.
   void load(const std::string& name, const std::string& parameters_json, const Caller& caller);
   void unload(const std::string& name, const Caller& caller);
-  // Takes the tenants and keys of the config anew, admins' too.
+  // Takes the tenants and keys of the config anew, admins' too; one after the other, so it may wait
+  // until another has read the file.
   void reload(const Caller& caller);
   void reload();
 
@@ -118,6 +119,7 @@ class Service {
   const ServiceHooks hooks_;
   const observe::Log log_;
   observe::Registry& metrics_;
+  Mutex reloading_;  // else the pool may have one's tenants, and we the keys of another's
   mutable Mutex mutex_;
   std::vector<TenantConfig> tenants_ YOKE_GUARDED_BY(mutex_);
   std::vector<std::string> admin_keys_ YOKE_GUARDED_BY(mutex_);  // their digests

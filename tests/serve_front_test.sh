@@ -26,6 +26,9 @@ for flag in '--devices cpu' '--replicas 0' '--batch 4' '--input x:FP32[-1,4]' '-
   # shellcheck disable=SC2086
   expect 2 'does not go with a config: write .* into its \[\[model\]\]' "$yoke" serve "$scratch/flags.toml" $flag --dry-run
 done
+for flag in --input --output; do
+  expect 2 "$flag is of one model; write a config for several" "$yoke" serve stand-in: stand-in: $flag 'y:FP32[-1,4]' --dry-run
+done
 expect 2 'model.replicas: got -1, wanted at least 0' "$yoke" serve stand-in: --replicas -1 --dry-run
 expect 2 'model.batch: got -5, wanted at least 0' "$yoke" serve stand-in: --batch -5 --dry-run
 

@@ -93,8 +93,10 @@ serve::Config read_config(const Options& options) {
     if (config.models.empty())
       fail(Kind::Usage,
            "nothing to serve: name model files, runs or a config, as yoke serve runs/first");
-    if (!options.inputs.empty() && config.models.size() > 1)
-      fail(Kind::Usage, "--input is of one model; write a config for several");
+    const bool declares = !options.inputs.empty() || !options.outputs.empty();
+    if (declares && config.models.size() > 1)
+      fail(Kind::Usage, options.inputs.empty() ? "--output" : "--input",
+           " is of one model; write a config for several");
     config.models[0].input = options.inputs;
     config.models[0].output = options.outputs;
     for (auto& model : config.models) {

@@ -152,7 +152,9 @@ Caller Service::identify(std::string_view key, std::string_view tenant, bool mus
   for (const auto& one : tenants_)
     if (!one.key_sha256.empty() && same_digest(digest, one.key_sha256)) found = &one;
   if (!key.empty() && keys && !found && !caller.admin)
-    refuse(Status::Unauthenticated, "the key is not known");
+    refuse(Status::Unauthenticated,
+           "the key is not known: wanted one of a tenant of the config in '", kKeyHeader,
+           ": KEY' or 'Authorization: Bearer KEY'; yoke serve key new makes one");
   if (!found && !tenant.empty() && (config_.serve.trust_tenant_header || caller.admin)) {
     const auto named = std::ranges::find(tenants_, tenant, &TenantConfig::name);
     if (named == tenants_.end())

@@ -618,6 +618,7 @@ TEST(GrpcFront, StreamsATextInPieces) {
   for (size_t i = 0; i + 2 < replies.size(); ++i) {
     text += text_of(replies[i].infer_response());
     EXPECT_EQ(replies[i].infer_response().id(), "p");
+    EXPECT_EQ(replies[i].infer_response().model_version(), "1");
     EXPECT_FALSE(replies[i].infer_response().parameters().contains("triton_final_response"));
   }
   EXPECT_EQ(text, kSaid);

@@ -100,12 +100,14 @@ void StreamCall::take(const std::shared_ptr<const InferMessage>& message) {
   Pool::TicketPtr ticket;
   auto refused = attempt([&] {
     caller_ = identify(service_, context_);  // its key may have been taken away
-    if (!waits) unread_.check(caller_);  // else it is not read, if not refused
+    if (!waits) unread_.check(caller_);      // else it is not read, if not refused
     auto request = to_request(message, service_, context_);
     if (request.parameters.stream.empty()) request.parameters.stream = name_;
     OnText on_text;
-    if (request.prompt && wants_pieces(*message))
-      on_text = [self, number, message](std::string_view text) {
+    if (request.prompt && wants_pieces(*message)) {
+      if (const auto model = service_.pool().find(request.model, request.version))
+        request.version = model->version;  // pieces name it too
+      on_text = [self, number, message, version = request.version](std::string_view text) {
         {
           const MutexLock lock(self->mutex_);
           const auto pending = self->pending_.find(number);
@@ -113,6 +115,7 @@ void StreamCall::take(const std::shared_ptr<const InferMessage>& message) {
           auto& response = *pending->second.out.emplace_back().message.mutable_infer_response();
           Answer head;
           head.model = message->model_name();
+          head.version = version;
           head.id = message->id();
           to_message(head, response);
           add_text(text, response);
@@ -121,6 +124,7 @@ void StreamCall::take(const std::shared_ptr<const InferMessage>& message) {
         }
         self->step();
       };
+    }
     {
       const MutexLock lock(mutex_);
       pending_[number].words = request.prompt.has_value();

@@ -63,7 +63,7 @@ class StreamCall final : public grpc::ServerBidiReactor<InferMessage, StreamMess
   grpc::CallbackServerContext& context_;
   const std::string name_;
   const std::function<void()> on_done_;
-  const bool errors_end_it_;  // instead of being messages
+  const bool errors_end_it_;               // instead of being messages
   Caller caller_;                          // as of the message read last
   std::shared_ptr<InferMessage> message_;  // that is read
 

@@ -56,7 +56,8 @@ expect_answer 200 'model_stats' /v2/models/stats -H "yoke-key: $admin"
 expect_answer 413 'of 999999999 bytes is larger than' /v2/models/m/infer -H "yoke-key: $key" -H 'Content-Length: 999999999' -H 'Expect:' -d "$one"
 expect 0 'ann .* m .* 3 ' "$yoke" serve usage "http://$http" --key "$admin"
 expect 0 '"tenant":"ann"' "$yoke" serve usage "http://$http" --key "$key" --json
-curl -sS -m 10 "http://$metrics/metrics" >"$scratch/metrics"
+[[ $(curl -sS -m 10 "http://$metrics/metrics") == *'wanted the header'* ]] || fail "metrics of all tenants without a key"
+curl -sS -m 10 "http://$metrics/metrics" -H "Authorization: Bearer $admin" >"$scratch/metrics"
 for series in 'nv_inference_request_success{model="m",version="1"} 2' 'nv_inference_exec_count' 'nv_inference_queue_duration_us' \
   'nv_inference_request_failure{model="m",reason="REJECTED",version="1"} 1' 'yoke_tenant_device_seconds_total{tenant="ann"}' \
   'yoke_replica_ready{' 'yoke_tenant_latency_ms_bucket'; do

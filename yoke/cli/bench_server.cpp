@@ -26,7 +26,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr auto kPoll = std::chrono::milliseconds(5);
-constexpr const char* kAdmin = "yoke-key: bench\r\n";
+constexpr const char* kAdmin = "Authorization: Bearer bench\r\n";
 constexpr const char* kAdminDigest =
     "1b32c28cb38c05480eccc1bd60ff97029b57a05c96718b96dad7e9d84894f549";
 
@@ -177,7 +177,7 @@ std::string YokeServer::get(const std::string& path) const {
 }
 
 std::map<std::string, double> YokeServer::device_seconds() const {
-  const std::string text = serve::get(server_->address("metrics"), "/metrics");
+  const std::string text = serve::get(server_->address("metrics"), "/metrics", kAdmin);
   std::map<std::string, double> found;
   for (const auto& line : split(text, '\n')) {
     const size_t begin = line.find("tenant=\""), end = line.find('"', begin + 8);

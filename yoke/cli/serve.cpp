@@ -242,10 +242,10 @@ void block_signals() {
   for (const int signal : kSignals) ::sigaction(signal, &action, nullptr);
 }
 
-// They are of all tenants: from other hosts they want an admin's key, as Prometheus sends it.
+// They are of all tenants: where there are keys they want an admin's, as Prometheus sends it.
 std::optional<net::HttpResponse> refuse_metrics(const serve::Service& service,
                                                 std::string_view authorization) {
-  if (!service.has_keys()) return std::nullopt;  // it was told to be insecure
+  if (!service.has_keys()) return std::nullopt;  // this host alone asks, or insecure was said
   try {
     const auto key = serve::bearer_key(authorization);
     service.check_admin(service.identify(key, "", /*must_be_tenant=*/false), "/metrics");
@@ -316,8 +316,9 @@ int serve(const Options& options) {
   observe::Registry metrics;
   if (config.serve.grpc == serve::ServerConfig{}.grpc && !serve::has_grpc()) {
     config.serve.grpc.clear();
-    log.info("gRPC is left out: this program has none; with an address of its own, as "
-             "serve.grpc=127.0.0.1:0, it says why");
+    log.info(
+        "gRPC is left out: this program has none; with an address of its own, as "
+        "serve.grpc=127.0.0.1:0, it says why");
   }
   const auto& told = config.serve;
   const int cores = std::max(1, host.num_usable_cpus);
@@ -364,18 +365,18 @@ int serve(const Options& options) {
                               .idle = Duration(int64_t(told.idle_s * 1e9))});
   std::optional<net::HttpServer> metrics_server;
   if (!told.metrics.empty())
-    metrics_server.emplace(
-        net::Listener(net::parse_address(told.metrics)),
-        std::map<std::string, net::HttpHandler>{
-            {"/metrics", [&, open = serve::is_local(told.metrics)](const net::HttpRequest& asked) {
-               if (!open)
-                 if (auto refused = refuse_metrics(service, asked.authorization)) return *refused;
-               service.pool().view();  // brings the gauges up to date
-               std::ostringstream text;
-               metrics.write_prometheus(text);
-               return net::HttpResponse{.content_type = observe::Registry::kContentType,
-                                        .body = text.str()};
-             }}});
+    metrics_server.emplace(net::Listener(net::parse_address(told.metrics)),
+                           std::map<std::string, net::HttpHandler>{
+                               {"/metrics", [&](const net::HttpRequest& asked) {
+                                  if (auto refused = refuse_metrics(service, asked.authorization))
+                                    return *refused;
+                                  service.pool().view();  // brings the gauges up to date
+                                  std::ostringstream text;
+                                  metrics.write_prometheus(text);
+                                  return net::HttpResponse{
+                                      .content_type = observe::Registry::kContentType,
+                                      .body = text.str()};
+                                }}});
   const std::string metrics_address = metrics_server ? net::to_text(metrics_server->address()) : "";
   const Time late = SteadyClock().now() + Duration(int64_t(told.start_s * 1e9));
   while (!service.pool().all_loaded()) {

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <google/protobuf/stubs/logging.h>
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
@@ -9,10 +10,14 @@
 #include <filesystem>
 #include <fstream>
 #include <future>
+#include <map>
 #include <numeric>
+#include <random>
 #include <thread>
 
 #include "inference.grpc.pb.h"
+#include "yoke/serve/check.h"
+#include "yoke/serve/grpc/messages.h"
 #include "yoke/serve/grpc_front.h"
 #include "yoke/serve/keys.h"
 #include "yoke/serve/stand_in.h"
@@ -342,6 +347,62 @@ TEST(GrpcFront, SaysWhatIsWrongWithARequest) {
     EXPECT_EQ(status.error_code(), one.code) << one.says;
     EXPECT_NE(status.error_message().find(one.says), std::string::npos)
         << one.says << " is not in: " << status.error_message();
+  }
+}
+
+// Requests of every form, cut short and changed at random: each is no message, or read, or refused.
+TEST(GrpcMessages, AnyBytesAreReadOrRefused) {
+  Server server;
+  Reply packed_inputs;
+  ASSERT_TRUE(infer(server, typed_message(), &packed_inputs).ok());
+  std::vector<Message> seeds{typed_message(), typed_message(), prompt_message(true),
+                             message_for("double", 1, "id")};
+  for (auto& input : *seeds[1].mutable_inputs()) input.clear_contents();
+  *seeds[1].mutable_raw_input_contents() = packed_inputs.raw_output_contents();
+  auto& parameters = *seeds[3].mutable_parameters();
+  for (const char* name : {"timeout", "priority", "sequence_id"})
+    parameters[name].set_int64_param(1'000'000);
+  parameters["yoke_stream"].set_string_param("s");
+  for (const char* name : {"y", "y"}) seeds[3].add_outputs()->set_name(name);
+
+  const google::protobuf::LogSilencer quiet;  // of names that are not UTF-8
+  grpc::CallbackServerContext context;
+  std::map<Status, int> seen;
+  const auto read = [&](const std::string& bytes) {
+    const auto message = std::make_shared<Message>();
+    if (!message->ParseFromString(bytes)) return;
+    const auto outcome = attempt([&] {
+      auto request = to_request(message, server.service, context);
+      wants_pieces(*message);
+      check_request(request.model, *server.service.facts(request.model, request.version), request);
+    });
+    ASSERT_EQ(outcome.ok(), outcome.text.empty());
+    ASSERT_NE(outcome.status, Status::Internal) << outcome.text;
+    ++seen[outcome.status];
+  };
+  std::mt19937 random(17);
+  for (const auto& seed : seeds) {
+    const std::string whole = seed.SerializeAsString();
+    read(whole);
+    ASSERT_EQ(seen.rbegin()->first, Status::Ok) << "a seed is refused";
+    seen.clear();
+    for (size_t size = 0; size < whole.size(); ++size) read(whole.substr(0, size));
+    for (int i = 0; i < 5000; ++i) {
+      std::string bytes = whole;
+      for (uint32_t left = 1 + random() % 4; left > 0; --left) {
+        const size_t at = random() % bytes.size(), count = 1 + random() % 8;
+        if (random() % 4 > 0)
+          bytes[at] = char(random() % 2 > 0 ? random() : bytes[at] ^ 1 << random() % 8);
+        else if (random() % 2 > 0)
+          bytes.insert(at, bytes.substr(random() % bytes.size(), count));
+        else if (bytes.size() > count)
+          bytes.erase(at, count);
+      }
+      read(bytes);
+    }
+    EXPECT_GT(seen[Status::Ok], 0);
+    EXPECT_GT(seen[Status::Invalid], 0);
+    seen.clear();
   }
 }
 

@@ -230,7 +230,7 @@ sed -i 's/^grace_s = 8/grace_s = 500/' "$scratch/end.toml"
 start_server "$scratch/end.toml"
 kill -TERM "$server"
 await gives 503 /v2/health/ready
-expect_answer 200 '{"live":true,"ready":false}' /v2/health/live
+expect_answer 200 '\{"live":true,"ready":false\}' /v2/health/live
 stop_server 143
 
 # And while a client does not read its answers.

@@ -3,7 +3,12 @@
 #include <signal.h>
 
 #include <algorithm>
-#include <atomic>
+#include <array>
+#include <charconv>
+#include <exception>
+#include <functional>
+#include <span>
+#include <string_view>
 #include <thread>
 
 #include "yoke/base/error.h"
@@ -18,6 +23,8 @@ namespace {
 
 using namespace std::chrono_literals;
 
+constexpr const char* kStream = "order";
+
 uint64_t count_of(const serve::LoadReport& report, std::initializer_list<int> statuses) {
   uint64_t sum = 0;
   for (const int status : statuses)
@@ -26,69 +33,170 @@ uint64_t count_of(const serve::LoadReport& report, std::initializer_list<int> st
   return sum;
 }
 
-}  // namespace
-
-// One stream over replicas of random speed. Some questions fail, some have no time, and others of
-// the same stream are left by their clients.
-void bench_order(BenchTable& bench) {
-  constexpr uint64_t kCount = 10'000;
-  if (!serve::has_grpc_load())
-    return bench.skip("order", "a stream", "this build has no gRPC, whose streams have an order");
-  YokeServer server(stand_in_model("m", "jitter_ms=50", 8, 4));
-  uint64_t next = 0, out_of_order = 0, failed = 0, in_time = 0, wrong = 0;
-  std::atomic<bool> over{false};
+// Who asks the same question again and again of replicas of random speed, and leaves before it is
+// answered, while `run` goes on.
+serve::LoadReport beside_leavers(const net::Address& to, const std::function<void()>& run) {
   serve::LoadReport left;
+  std::exception_ptr problem;
   {
-    const std::jthread leavers([&] {
-      while (!over) {
-        auto user = user_of({.seed = 1, .stream = "order", .leave_after = 3ms});
+    const std::jthread leavers([&](const std::stop_token& stop) {
+      try {
+        auto user = user_of({.seed = 1, .stream = kStream, .leave_after = 3ms});
         user.connections = 2;
-        left.add(serve::run_load({.to = server->http(), .warm_up = {}, .length = 1s}, {user})[0]);
+        while (!stop.stop_requested())
+          left.add(serve::run_load({.to = to, .warm_up = {}, .length = 200ms}, {user})[0]);
+      } catch (...) {
+        problem = std::current_exception();
       }
     });
-    const Rng rng(1, "order");
-    const auto fails = [&](uint64_t number) { return rng.below(number, 50) == 0; };
-    uint64_t came = 0;
-    try {
-      came = serve::run_grpc_stream(
-          server->address("grpc"), kCount, 64, 60s,
-          [&](uint64_t number, serve::Question& question) {
-            question.model = std::string("m");
-            question.id = std::to_string(number);
-            question.stream = std::string("order");
-            serve::fill(question, number, {1, 4});
-            if (fails(number)) question.values[0] = -1;
-            question.timeout_us = rng.below(kCount + number, 20) == 0 ? 10'000 : 0;
-          },
-          [&](const std::string& id, const std::string& error, std::span<const float> values) {
-            const auto number = uint64_t(parse_int(id).value_or(-1));
-            out_of_order += number != next++;
-            if (!error.empty()) return void(++failed);
-            serve::Question question;
-            serve::fill(question, number, {1, 4});
-            wrong += fails(number) || values.size() != 4 || values[1] != 2 * question.values[1];
-            ++in_time;
-          });
-    } catch (...) {
-      over = true;
-      throw;
-    }
-    over = true;
-    out_of_order += kCount - came;
+    run();
   }
-  bench.wrong += wrong + left.wrong;
-  bench.report({.bench = "order",
-                .what = cat("of ", kCount, " in one stream: lost or out of order"),
-                .got = double(out_of_order),
-                .most = 0,
-                .more = {{"failed_or_late", double(failed)},
-                         {"left_by_clients", double(count_of(left, {serve::kLeft}))}}});
-  // A fiftieth fails, a twentieth has too little time.
-  bench.report({.bench = "order",
-                .what = cat("of ", kCount, " in one stream: answered well"),
-                .got = double(in_time),
-                .least = 0.9 * kCount});
-  bench.wrong += out_of_order;
+  if (problem) std::rethrow_exception(problem);
+  return left;
+}
+
+// Questions of which a fiftieth fails and a twentieth has too little time, and their answers in the
+// order in which they come.
+class Series {
+ public:
+  // Those before `from` may come in any order.
+  Series(uint64_t count, uint64_t from) : count(count), from_(from) {}
+
+  void ask(uint64_t number, const std::string& stream, serve::Question& question) const {
+    question.model = std::string("m");
+    question.id = std::to_string(number);
+    question.stream = stream;
+    serve::fill(question, number, {1, 4});
+    if (fails(number)) question.values[0] = -1;
+    question.timeout_us = is_hurried(number) ? 10'000 : 0;
+  }
+
+  void take(uint64_t number, std::string_view error, std::span<const float> values) {
+    ++came;
+    if (number >= from_) {
+      disordered += number < next_;
+      next_ = std::max(next_, number + 1);
+    }
+    if (error.empty()) {
+      serve::Question question;
+      serve::fill(question, number, {1, 4});
+      ++well;
+      wrong += fails(number) ||
+               !std::ranges::equal(values, question.values, {}, {}, [](float x) { return 2 * x; });
+    } else if (is_hurried(number) && error.find("timeout of") != error.npos) {
+      ++late;
+    } else {
+      ++failed;
+      wrong += !fails(number) || error.find("begins with -1") == error.npos;
+    }
+  }
+
+  const uint64_t count;
+  uint64_t came = 0, disordered = 0, well = 0, late = 0, failed = 0, wrong = 0;
+
+ private:
+  bool fails(uint64_t number) const { return rng_.below(number, 50) == 0; }
+  bool is_hurried(uint64_t number) const { return rng_.below(count + number, 20) == 0; }
+
+  const Rng rng_{1, "order"};
+  const uint64_t from_;
+  uint64_t next_ = 0;
+};
+
+constexpr uint64_t kAtOnce = 64;
+
+void ask_by_grpc(Series& series, BenchServer& server) {
+  serve::run_grpc_stream(
+      server.address("grpc"), series.count, kAtOnce, 60s,
+      [&](uint64_t number, serve::Question& question) { series.ask(number, "", question); },
+      [&](const std::string& id, const std::string& error, std::span<const float> values) {
+        series.take(uint64_t(parse_int(id).value_or(0)), error, values);
+      });
+}
+
+auto writer(const Series& series, const std::string& stream) {
+  return [&series, stream](uint64_t number, serve::LoadRequest& request) {
+    serve::Question question;
+    series.ask(number, stream, question);
+    serve::write_question(question, serve::Wire::Json, request);
+  };
+}
+
+void take(Series& series, uint64_t number, const serve::LoadAnswer& answer) {
+  std::array<float, 4> values{};
+  if (answer.status != 200)
+    series.take(number, answer.body.empty() ? "nothing was said" : answer.body, {});
+  else if (serve::read_values(answer.body, serve::Wire::Json, values))
+    series.take(number, {}, values);
+  else
+    series.take(number, {}, {});
+}
+
+void ask_by_pipeline(Series& series, BenchServer& server) {
+  serve::run_pipeline(server.http(), series.count, kAtOnce, 60s, writer(series, ""),
+                      [&](const serve::LoadAnswer& answer) {
+                        constexpr std::string_view kId = "\"id\":\"";
+                        const size_t at = answer.body.find(kId);
+                        uint64_t number = series.came;  // an error has no id
+                        if (at != answer.body.npos)
+                          std::from_chars(answer.body.data() + at + kId.size(),
+                                          answer.body.data() + answer.body.size(), number);
+                        take(series, number, answer);
+                      });
+}
+
+void ask_by_parameter(Series& series, BenchServer& server) {
+  serve::LoadUser user{.connections = int(kAtOnce), .count = series.count};
+  user.make = writer(series, kStream);
+  user.check = [&](uint64_t number, const serve::LoadAnswer& answer) {
+    if (answer.status > 0) take(series, number, answer);
+    return true;
+  };
+  serve::run_load({.to = server.http(), .warm_up = {}, .length = 60s}, {user});
+}
+
+}  // namespace
+
+// Streams over replicas of random speed, each kind by itself: the first two fronts put answers in
+// order themselves, the last one leaves it to the pool. One thread reads all connections, so that
+// it hears them in the order in which they ask; their first questions come as they are accepted.
+void bench_order(BenchTable& bench) {
+  struct Way {
+    std::string name;
+    void (*ask)(Series& series, BenchServer& server);
+    uint64_t from;
+  };
+  std::vector<Way> ways{{"one HTTP connection", ask_by_pipeline, 0},
+                        {"one yoke_stream", ask_by_parameter, kAtOnce}};
+  if (serve::has_grpc_load())
+    ways.push_back({"one gRPC stream", ask_by_grpc, 0});
+  else
+    bench.skip("order", "one gRPC stream", "this build has no gRPC");
+  for (const auto& way : ways) {
+    YokeServer server(stand_in_model("m", "jitter_ms=50", 8, 4), "threads = 1\n");
+    Series series(std::min<uint64_t>(10'000, uint64_t(2000 * bench.seconds)), way.from);
+    const auto left = beside_leavers(server->http(), [&] { way.ask(series, *server); });
+    const double leavers = double(count_of(left, {serve::kLeft}));
+    const std::string what = cat(series.count, " in ", way.name);
+    const uint64_t lost = series.count - std::min(series.came, series.count);
+    bench.wrong += series.wrong + left.wrong + lost + series.disordered;
+    bench.report({.bench = "order",
+                  .what = cat(what, ": lost or out of order"),
+                  .got = double(lost + series.disordered),
+                  .most = 0});
+    // A fiftieth fails, a twentieth has too little time.
+    bench.report({.bench = "order",
+                  .what = cat(what, ": answered well"),
+                  .got = double(series.well),
+                  .least = 0.9 * double(series.count)});
+    bench.report({.bench = "order",
+                  .what = cat(what, ": failed, late, left"),
+                  .got = std::min({double(series.failed), double(series.late), leavers}),
+                  .least = 1,
+                  .more = {{"failed", double(series.failed)},
+                           {"late", double(series.late)},
+                           {"left_by_clients", leavers}}});
+  }
 }
 
 // Rows that only their tenant knows, in batches of all, while workers die.

@@ -60,6 +60,12 @@ std::optional<Head> parse_head(std::string_view text) {
   return head;
 }
 
+void append_request(const net::Address& to, const LoadRequest& request, std::string& out) {
+  out.append("POST ").append(request.path).append(" HTTP/1.1\r\nHost: ").append(to.host);
+  out.append("\r\nContent-Length: ").append(std::to_string(request.body.size())).append("\r\n");
+  out.append(request.headers).append("\r\n").append(request.body);
+}
+
 struct Arrival {
   uint64_t number = 0;
   Time due = {};
@@ -191,9 +197,8 @@ class Driver {
     request.leave_after = {};
     asker.user->make(connection->asked.number, request);
     auto& out = connection->out;
-    out.assign("POST ").append(request.path).append(" HTTP/1.1\r\nHost: ").append(options_.to.host);
-    out.append("\r\nContent-Length: ").append(std::to_string(request.body.size())).append("\r\n");
-    out.append(request.headers).append("\r\n").append(request.body);
+    out.clear();
+    append_request(options_.to, request, out);
     connection->sent = 0;
     connection->in.clear();
     connection->head.reset();
@@ -395,6 +400,41 @@ std::vector<LoadReport> run_load(const LoadOptions& options, const std::vector<L
   for (size_t i = 1; i < parts.size(); ++i)
     for (size_t user = 0; user < users.size(); ++user) parts[0][user].add(parts[i][user]);
   return parts[0];
+}
+
+uint64_t run_pipeline(const net::Address& to, uint64_t count, uint64_t most, Duration patience,
+                      const std::function<void(uint64_t, LoadRequest&)>& make,
+                      const std::function<void(const LoadAnswer&)>& on_answer) {
+  const Time deadline = now() + patience;
+  auto socket = net::Socket::connect(to, deadline);
+  LoadRequest request;
+  std::string out, in;
+  std::array<char, 65536> buffer;
+  uint64_t sent = 0, came = 0;
+  try {
+    while (came < count) {
+      for (out.clear(); sent < std::min(count, came + most); ++sent) {
+        make(sent, request);
+        append_request(to, request, out);
+      }
+      socket.write_all(out, deadline);
+      const size_t got = socket.read_some(buffer, deadline);
+      if (got == 0) break;
+      in.append(buffer.data(), got);
+      while (const auto head = parse_head(in)) {
+        if (head->status == 0) fail(Kind::Io, to_text(to), " gave an answer without a length");
+        const size_t end = head->bytes + head->body_bytes;
+        if (in.size() < end) break;
+        const std::string_view body = std::string_view(in).substr(head->bytes, head->body_bytes);
+        on_answer({.status = head->status, .body = body, .done = now()});
+        in.erase(0, end);
+        ++came;
+      }
+    }
+  } catch (const Error& error) {
+    if (error.kind() != Kind::Timeout) throw;
+  }
+  return came;
 }
 
 std::string get(const net::Address& from, const std::string& path, const std::string& headers) {

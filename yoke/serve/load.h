@@ -84,6 +84,12 @@ std::string others_text(const LoadReport& report);  // "429 x 3, broken x 1", or
 // One report a user. Returns at the latest a patience after the end. Throws Kind::Io.
 std::vector<LoadReport> run_load(const LoadOptions& options, const std::vector<LoadUser>& users);
 
+// Sends `count` requests over one connection, at most `most` of them without an answer; of the
+// answers nothing is due. Returns how many came, within the patience for all of them.
+uint64_t run_pipeline(const net::Address& to, uint64_t count, uint64_t most, Duration patience,
+                      const std::function<void(uint64_t number, LoadRequest& request)>& make,
+                      const std::function<void(const LoadAnswer& answer)>& on_answer);
+
 // One request and its answer's body. Throws Kind::Io where its status is not 200.
 std::string get(const net::Address& from, const std::string& path, const std::string& headers = {});
 

@@ -17,7 +17,7 @@ using namespace std::chrono_literals;
 
 constexpr int kDevices = 8, kBatchMs = 10;
 constexpr double kCapacity = kDevices * 1000.0 / kBatchMs;  // requests a second
-constexpr auto kWindow = 5s;
+constexpr auto kWindow = 5s, kWarmUp = 2s;
 
 std::string models() {
   return stand_in_model("m", cat("ms=", kBatchMs), kDevices) +
@@ -44,6 +44,9 @@ serve::LoadUser offer(const std::string& name, double part) {
   return user;
 }
 
+// A short form has less of both.
+Duration at_most(BenchTable& bench, Duration length) { return std::min(bench.length(), length); }
+
 void count_wrong(BenchTable& bench, const std::vector<serve::LoadReport>& reports) {
   for (const auto& report : reports) bench.wrong += report.wrong;
 }
@@ -58,11 +61,12 @@ struct Sample {
 std::vector<Sample> run_sampled(BenchTable& bench, YokeServer& server,
                                 const std::vector<serve::LoadUser>& users, Duration window,
                                 int windows, std::vector<serve::LoadReport>* reports = nullptr) {
+  const Duration warm_up = at_most(bench, kWarmUp);
   std::vector<Sample> samples;
   std::exception_ptr problem;
   std::vector<serve::LoadReport> found;
   {
-    const Time begin = SteadyClock().now() + 2s;
+    const Time begin = SteadyClock().now() + warm_up;
     const std::jthread looker([&] {
       try {
         for (int i = 0; i <= windows; ++i) {
@@ -75,7 +79,8 @@ std::vector<Sample> run_sampled(BenchTable& bench, YokeServer& server,
       }
     });
     found = serve::run_load(
-        {.to = server->http(), .warm_up = 2s, .length = 2s + windows * window + 200ms}, users);
+        {.to = server->http(), .warm_up = warm_up, .length = warm_up + windows * window + 200ms},
+        users);
   }
   if (problem) std::rethrow_exception(problem);
   count_wrong(bench, found);
@@ -108,7 +113,7 @@ void bench_guarantee(BenchTable& bench) {
   std::vector<serve::LoadReport> reports;
   const auto samples =
       run_sampled(bench, server, {offer("a", 0.25), offer("b", 0.25), offer("c", 1)},
-                  std::max<Duration>(bench.length(), kWindow), 1, &reports);
+                  bench.length(), 1, &reports);
   for (size_t i = 0; i < guaranteed.size(); ++i) {
     bench.report({.bench = "fair",
                   .what = cat("(a) ", guaranteed[i], " beside a flood: lost requests"),
@@ -135,7 +140,7 @@ void bench_floods(BenchTable& bench, const std::string& what, const std::string&
   const int windows = std::max(2, int(bench.seconds / 5));
   std::vector<serve::LoadReport> reports;
   const auto samples = run_sampled(bench, server, {flood("a"), flood("b"), flood("c", model_of_c)},
-                                   kWindow, windows, &reports);
+                                   at_most(bench, kWindow), windows, &reports);
   // The same by the answers that clients got, as what each one takes is known.
   Used answered{{"a", double(reports[0].requests)},
                 {"b", double(reports[1].requests)},
@@ -199,7 +204,7 @@ void bench_limits(BenchTable& bench) {
   const auto measure = [&](const std::string& tenants, const std::string& who) {
     YokeServer server(models() + tenants);
     const auto samples =
-        run_sampled(bench, server, {flood(who)}, std::max<Duration>(bench.length() / 2, 3s), 1);
+        run_sampled(bench, server, {flood(who)}, std::max<Duration>(bench.length() / 2, 1s), 1);
     return 100 * part(samples[0], samples[1], who);
   };
   bench.report({.bench = "fair",
@@ -220,9 +225,10 @@ void bench_limits(BenchTable& bench) {
 void bench_control(BenchTable& bench, const std::string& policy) {
   YokeServer server(models() + three_tenants(), cat("policy = \"", policy, "\"\n"));
   std::vector<serve::LoadReport> beside;
-  run_sampled(bench, server, {offer("a", 0.25), offer("b", 0.25), offer("c", 1)}, kWindow, 1,
-              &beside);
-  const auto samples = run_sampled(bench, server, {flood("a"), flood("b"), flood("c")}, kWindow, 1);
+  run_sampled(bench, server, {offer("a", 0.25), offer("b", 0.25), offer("c", 1)},
+              at_most(bench, kWindow), 1, &beside);
+  const auto samples =
+      run_sampled(bench, server, {flood("a"), flood("b"), flood("c")}, at_most(bench, kWindow), 1);
   const double lost = double(beside[0].failed() + beside[1].failed());
   const double share_of_a = 100 * share(samples[0], samples[1], "a");
   bench.report({.bench = "fair",

@@ -48,7 +48,7 @@ Speed measure(BenchTable& bench, const Contest& contest, const Doubling& asks, i
                                      .length = length};
     return (asks.grpc ? serve::run_grpc_load : serve::run_load)(options, {user})[0];
   };
-  run(std::chrono::milliseconds(500), {});
+  run(bench.length() / 20, {});
   const double before = contest.server->cpu_seconds();
   const auto report = run(bench.length() / kRounds, {});
   const double cpu = contest.server->cpu_seconds() - before;

@@ -54,9 +54,8 @@ void bench_open_loop(BenchTable& bench, bool grpc) {
     jobs.push_back({answer.due, Duration(int64_t(ms * 1e6))});
     return check(number, answer);
   };
-  const auto length = std::max<Duration>(bench.length(), std::chrono::seconds(20));
   const serve::LoadOptions options{
-      .to = server->address(grpc ? "grpc" : "http"), .warm_up = {}, .length = length};
+      .to = server->address(grpc ? "grpc" : "http"), .warm_up = {}, .length = 2 * bench.length()};
   const auto report = (grpc ? serve::run_grpc_load : serve::run_load)(options, {user})[0];
   bench.wrong += report.wrong + report.failed();
   const auto ideal = ideal_queue(jobs, kReplicas);

@@ -28,6 +28,13 @@ stop_server() { # wanted exit code
   [[ $code == "${1:-0}" ]] || { cat "$scratch/server.log" >&2 && fail "the server ended with $code, wanted ${1:-0}"; }
 }
 
+# Of this host, for itself: cert.pem and key.pem in $scratch; sets $tls, the arguments of a server that has it.
+make_certificate() {
+  openssl req -x509 -newkey rsa:2048 -nodes -keyout "$scratch/key.pem" -out "$scratch/cert.pem" -days 2 -subj /CN=localhost \
+    -addext subjectAltName=IP:127.0.0.1 2>/dev/null
+  tls=("serve.tls_cert=$scratch/cert.pem" "serve.tls_key=$scratch/key.pem")
+}
+
 # The status and then the body of a request.
 ask() { # PATH [curl's arguments…]
   curl -sS -m 20 -w '\n%{http_code}' "http://$http$1" "${@:2}" | awk '{lines[NR] = $0} END {print lines[NR]; for (i = 1; i < NR; ++i) print lines[i]}'

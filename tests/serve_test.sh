@@ -1,13 +1,12 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# yoke serve from outside: clients that nobody here wrote, a table of good and bad requests with Triton's answers, keys,
-# TLS, signals, workers that are killed, models that come and go, a run that was just trained.
+# yoke serve from outside: a table of good and bad requests with Triton's answers, keys, TLS, signals, workers that are
+# killed, models that come and go, a run that was just trained.
 . "$(dirname "${BASH_SOURCE[0]}")/expect.sh"
 . "$(dirname "${BASH_SOURCE[0]}")/serve.sh"
 tests=$YOKE_SOURCE/tests
 python=$YOKE_TORCH/../../../../bin/python3
 [[ -x $python ]] || python=python3
-clients=$YOKE_SOURCE/.deps/clients/bin/python
 one='{"inputs":[{"name":"x","shape":[1,4],"datatype":"FP32","data":[1,2,3,4]}]}'
 
 # A mistake is told with what to do.
@@ -95,9 +94,8 @@ no_files "after a kill -9"
 
 # TLS.
 if command -v openssl >/dev/null; then
-  openssl req -x509 -newkey rsa:2048 -nodes -keyout "$scratch/key.pem" -out "$scratch/cert.pem" -days 2 -subj /CN=localhost \
-    -addext subjectAltName=IP:127.0.0.1 2>/dev/null
-  start_server stand-in: serve.http=127.0.0.1:0 serve.grpc=127.0.0.1:0 serve.metrics= "serve.tls_cert=$scratch/cert.pem" "serve.tls_key=$scratch/key.pem"
+  make_certificate
+  start_server stand-in: serve.http=127.0.0.1:0 serve.grpc=127.0.0.1:0 serve.metrics= "${tls[@]}"
   curl -sS -m 10 --cacert "$scratch/cert.pem" "https://$http/v2/models/stand-in/infer" -d "$one" | grep -q data || fail "no answer over TLS"
   ! curl -sS -m 5 "http://$http/v2/health/live" >/dev/null 2>&1 || fail "plain HTTP was answered where TLS is"
   if [[ -n $grpc ]] && curl --version | grep -q HTTP2; then
@@ -108,17 +106,6 @@ if command -v openssl >/dev/null; then
     [[ $got == 00000000020801 ]] || fail "gRPC over TLS gave '$got', wanted 00000000020801"
     ! got=$(call "https://$grpc/inference.GRPCInferenceService/ServerLive" 2>/dev/null) || [[ -z $got ]] || fail "a client that does not know the certificate went on"
     ! got=$(call --http2-prior-knowledge "http://$grpc/inference.GRPCInferenceService/ServerLive" 2>/dev/null) || [[ -z $got ]] || fail "gRPC without TLS was answered"
-  fi
-  if [[ -n $grpc && -x $clients ]]; then
-    "$clients" - "$grpc" "$scratch/cert.pem" <<'PY' || fail "no answer over gRPC and TLS"
-import sys
-import numpy as np
-import tritonclient.grpc as triton
-client = triton.InferenceServerClient(sys.argv[1], ssl=True, root_certificates=sys.argv[2])
-x = triton.InferInput("x", [1, 4], "FP32")
-x.set_data_from_numpy(np.ones((1, 4), np.float32))
-assert (client.infer("stand-in", [x]).as_numpy("y") == 2).all()
-PY
   fi
   stop_server
 fi
@@ -143,45 +130,6 @@ same "$wanted" "$joined" || fail "generate_stream gave '$joined', wanted '$wante
 (($(wc -l <<<"$pieces") > 3)) || fail "the text came in $(wc -l <<<"$pieces") pieces, 20 times"
 stop_server
 
-# A real model with state: mixed it would give one user's sound to another, so it is served alone, or a copy for each
-# sequence.
-vad=$(find "$YOKE_SOURCE/.deps/clients" -name silero_vad.jit 2>/dev/null | head -1) || true
-if [[ -n $vad ]]; then
-  cat >"$scratch/vad.toml" <<TOML
-[serve]
-http = "127.0.0.1:0"
-grpc = ""
-metrics = ""
-[[model]]
-name = "mixed"
-path = "$vad"
-input = ["x:FP32[-1,512]", "sr:INT64[1]"]
-output = ["p:FP32[-1,1]"]
-[[model]]
-name = "vad"
-path = "$vad"
-input = ["x:FP32[-1,512]", "sr:INT64[1]"]
-output = ["p:FP32[-1,1]"]
-stateful = true
-TOML
-  start_server "$scratch/vad.toml"
-  grep -qE 'mixed: a request may show in the next one.*stateful = true' "$scratch/server.log" || { cat "$scratch/server.log" && fail "no word of the state"; }
-  zeros=$(printf '0,%.0s' {1..511})0
-  hear() { # SEQUENCE [MORE PARAMETERS]
-    curl -sS -m 20 "http://$http/v2/models/vad/infer" -d "{\"parameters\":{\"sequence_id\":\"$1\"${2:-}},\"inputs\":[
-      {\"name\":\"x\",\"shape\":[1,512],\"datatype\":\"FP32\",\"data\":[$zeros]},
-      {\"name\":\"sr\",\"shape\":[1],\"datatype\":\"INT64\",\"data\":[16000]}]}" | sed 's/.*"data":\[\([^]]*\)\].*/\1/'
-  }
-  first=$(hear ann ',"sequence_start":true') && second=$(hear ann) && other=$(hear bob ',"sequence_start":true') && again=$(hear bob)
-  [[ $first == "$other" && $second == "$again" && $first != "$second" && $first =~ ^[0-9.e-]+$ ]] ||
-    fail "two sequences gave '$first $second' and '$other $again', wanted the same two"
-  hear ann ',"sequence_end":true' >/dev/null
-  [[ $(hear ann) == *"knows no sequence"* ]] || fail "a sequence that was ended went on"
-  stop_server
-else
-  echo "left out: a real model with state; no silero_vad.jit in .deps/clients"
-fi
-
 # With little shared memory, which is not used.
 if unshare -m true 2>/dev/null; then
   cat >"$scratch/small_shm" <<'SH'
@@ -200,18 +148,12 @@ else
   echo "left out: little shared memory; nothing may be mounted here"
 fi
 
-# Models of Python, and the clients that people have.
-timeout 100 "$python" -c 'import torch' 2>/dev/null || { echo "left out: models of Python, the table of cases, clients, models that come and go; no python3 with torch here" && exit 0; }
+# Models of Python.
+timeout 100 "$python" -c 'import torch' 2>/dev/null || { echo "left out: models of Python, the table of cases, models that come and go; no python3 with torch here" && exit 0; }
 "$python" "$tests/serve_models.py" "$scratch/models" 2>"$scratch/log" || { cat "$scratch/log" && fail "no models"; }
 start_server "$scratch/models/models.toml"
 "$python" "$tests/serve_cases.py" "$http" >"$scratch/cases" || { cat "$scratch/cases" >&2 && fail "answers differ from Triton's"; }
 tail -1 "$scratch/cases"
-if [[ -x $clients ]]; then
-  "$clients" "$tests/serve_clients.py" "$http" "$grpc" >"$scratch/clients" || { cat "$scratch/clients" >&2 && fail "a client is not served"; }
-  tail -3 "$scratch/clients"
-else
-  echo "left out: clients that nobody here wrote; no $clients"
-fi
 stop_server
 
 # Models that come and go while others ask.

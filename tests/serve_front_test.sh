@@ -148,6 +148,7 @@ grep -q '^HTTP/1.1 429 ' "$scratch/head" && grep -qE '^Retry-After: [1-9]' "$scr
 wait "$slow"
 grep -q '^200' "$scratch/slow" || { cat "$scratch/slow" && fail "the request before the one too many was not answered"; }
 expect 0 'slow +1 ' "$yoke" top "http://$http" --once --interval 100ms --key "$first"
+"$python" "$tests/serve_top.py" "$yoke" top "http://$http" --interval 100ms --key "$first" || fail "yoke top on a terminal"
 
 # An admin's key that is taken out of the config stops working.
 cp "$scratch/tenants.toml" "$scratch/before.toml"

@@ -124,17 +124,7 @@ is_empty || fail "left behind by a server that did not start: $(find "$TMPDIR")"
 # For another machine: said before anything of it is loaded.
 for made in AOTI_DEVICE_KEY=cuda AOTI_MACHINE=riscv64 AOTI_CPU_ISA=AVX99; do
   serve[0]=$scratch/other.pt2
-  "$python" - "$YOKE_TEST_PACKAGES/sine.pt2" "${serve[0]}" "${made%=*}" "${made#*=}" <<'PYTHON'
-import json, sys, zipfile
-
-source, target, key, value = sys.argv[1:]
-with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w") as new:
-    for item in old.infolist():
-        data = old.read(item)
-        if item.filename.endswith("wrapper_metadata.json"):
-            data = json.dumps(json.loads(data) | {key: value}).encode()
-        new.writestr(item, data)
-PYTHON
+  repack "$YOKE_TEST_PACKAGES/sine.pt2" "${serve[0]}" "$made"
   expect 2 "cannot be loaded: it was compiled for ${made#*=}, and .*; compile it t?here" timeout -s KILL 200 "$yoke" serve "${serve[@]}" --input 'x:FP32[-1,6]'
 done
 is_empty || fail "left behind by packages for other machines: $(find "$TMPDIR")"

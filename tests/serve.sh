@@ -44,3 +44,18 @@ expect_answer() { # STATUS PATTERN PATH [curl's arguments…]
   got=$(ask "${@:3}")
   [[ $got == "$1"* && $got =~ $2 ]] || fail "$3 gave '$got', wanted status $1 and '$2'"
 }
+
+# Copies a compiled package, of which one thing that it tells of its machine becomes another.
+repack() { # PACKAGE COPY KEY=VALUE
+  "$python" - "$1" "$2" "${3%%=*}" "${3#*=}" <<'PYTHON'
+import json, sys, zipfile
+
+source, target, key, value = sys.argv[1:]
+with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w") as new:
+    for item in old.infolist():
+        data = old.read(item)
+        if item.filename.endswith("wrapper_metadata.json"):
+            data = json.dumps(json.loads(data) | {key: value}).encode()
+        new.writestr(item, data)
+PYTHON
+}

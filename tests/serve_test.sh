@@ -108,6 +108,14 @@ if command -v openssl >/dev/null; then
     ! got=$(call --http2-prior-knowledge "http://$grpc/inference.GRPCInferenceService/ServerLive" 2>/dev/null) || [[ -z $got ]] || fail "gRPC without TLS was answered"
   fi
   stop_server
+  # Who shakes no hand holds nobody up, and is let go.
+  start_server stand-in: serve.http=127.0.0.1:0 serve.grpc= serve.metrics= "${tls[@]}" serve.threads=1 serve.idle_s=3
+  exec 3<>"/dev/tcp/${http%:*}/${http##*:}" 4<>"/dev/tcp/${http%:*}/${http##*:}"
+  printf '\x16\x03\x01\x02' >&4 # the begin of a greeting
+  curl -sS -m 10 --cacert "$scratch/cert.pem" "https://$http/v2/models/stand-in/infer" -d "$one" | grep -q data || fail "no answer beside clients that say nothing"
+  for file in 3 4; do timeout 60 cat <&"$file" >/dev/null || fail "a client without a TLS greeting was kept beyond serve.idle_s"; done
+  exec 3>&- 4>&-
+  stop_server
 fi
 
 # A run that was just trained: the tokens of yoke generate.

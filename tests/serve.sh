@@ -29,9 +29,9 @@ stop_server() { # wanted exit code
 }
 
 # Of this host, for itself: cert.pem and key.pem in $scratch; sets $tls, the arguments of a server that has it.
-make_certificate() {
+make_certificate() { # [subjectAltName]
   openssl req -x509 -newkey rsa:2048 -nodes -keyout "$scratch/key.pem" -out "$scratch/cert.pem" -days 2 -subj /CN=localhost \
-    -addext subjectAltName=IP:127.0.0.1 2>/dev/null
+    -addext "subjectAltName=${1:-IP:127.0.0.1}" 2>/dev/null
   tls=("serve.tls_cert=$scratch/cert.pem" "serve.tls_key=$scratch/key.pem")
 }
 

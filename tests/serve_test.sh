@@ -98,6 +98,10 @@ if command -v openssl >/dev/null; then
   start_server stand-in: serve.http=127.0.0.1:0 serve.grpc=127.0.0.1:0 serve.metrics= "${tls[@]}"
   curl -sS -m 10 --cacert "$scratch/cert.pem" "https://$http/v2/models/stand-in/infer" -d "$one" | grep -q data || fail "no answer over TLS"
   ! curl -sS -m 5 "http://$http/v2/health/live" >/dev/null 2>&1 || fail "plain HTTP was answered where TLS is"
+  expect 0 ' stand-in +1 ' "$yoke" serve usage "https://$http" --ca "$scratch/cert.pem"
+  expect 0 'stand-in ' "$yoke" top "https://$http" --ca "$scratch/cert.pem" --once --interval 100ms
+  expect 1 'the certificate of .* is refused: self.signed certificate; wanted one' "$yoke" top "https://$http" --once
+  expect 2 "cannot use '.*/none.pem': .*; wanted a PEM file" "$yoke" top "https://$http" --once --ca "$scratch/none.pem"
   if [[ -n $grpc ]] && curl --version | grep -q HTTP2; then
     call() { # [curl's arguments…]: the bytes that ServerLive gives, live = true
       printf '\0\0\0\0\0' | curl -sS -m 20 --http2 "$@" -H 'content-type: application/grpc' -H 'te: trailers' --data-binary @- | od -An -tx1 | tr -d ' \n'
@@ -115,6 +119,10 @@ if command -v openssl >/dev/null; then
   curl -sS -m 10 --cacert "$scratch/cert.pem" "https://$http/v2/models/stand-in/infer" -d "$one" | grep -q data || fail "no answer beside clients that say nothing"
   for file in 3 4; do timeout 60 cat <&"$file" >/dev/null || fail "a client without a TLS greeting was kept beyond serve.idle_s"; done
   exec 3>&- 4>&-
+  stop_server
+  make_certificate IP:127.0.0.9
+  start_server stand-in: serve.http=127.0.0.1:0 serve.grpc= serve.metrics= "${tls[@]}"
+  expect 1 'is refused: IP address mismatch' "$yoke" serve usage "https://$http" --ca "$scratch/cert.pem"
   stop_server
 fi
 

@@ -38,7 +38,7 @@ namespace fs = std::filesystem;
 
 struct Options {
   std::vector<std::string> words = {}, inputs = {}, outputs = {};
-  std::string devices = {}, port_file = {}, url = {}, key = {}, tenant = {};
+  std::string devices = {}, port_file = {}, url = {}, key = {}, ca = {}, tenant = {};
   std::optional<int64_t> batch = {}, replicas = {};
   bool insecure = false, keys = false, json = false, dry_run = false;
 };
@@ -550,8 +550,10 @@ void add_serve(CLI::App& app) {
   usage->add_option("URL", options->url, "Of a server, as http://127.0.0.1:8000")->required();
   usage->add_option("--key", options->key, "A tenant's key, or an admin's for all")
       ->envname("YOKE_KEY");
+  usage->add_option("--ca", options->ca, kCaHelp);
   usage->add_flag("--json", options->json, "As JSON");
-  usage->callback([options] { print_usage(options->url, options->key, options->json); });
+  usage->callback(
+      [options] { print_usage(options->url, options->key, options->ca, options->json); });
   verb->require_subcommand(0, 1);
   verb->callback([options, verb] {
     if (!verb->get_subcommands().empty()) return;

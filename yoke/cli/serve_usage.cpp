@@ -22,12 +22,14 @@ std::string reason_of(const net::HttpResponse& answer) {
 
 }  // namespace
 
-std::string ask_server(const std::string& url, const std::string& path, const std::string& key) {
+std::string ask_server(const std::string& url, const std::string& path, const std::string& key,
+                       const std::string& ca) {
   const std::string whole = url.substr(0, url.find_last_not_of('/') + 1) + path;
   std::vector<std::pair<std::string, std::string>> headers;
   if (!key.empty()) headers.emplace_back("Authorization", "Bearer " + key);
   try {
-    const auto answer = net::http_get(whole, headers, SteadyClock().now() + kPatience);
+    const auto answer =
+        net::http_get(whole, headers, SteadyClock().now() + kPatience, 64 << 20, ca);
     if (answer.status == 200) return answer.body;
     const bool needs_key = answer.status == 401 || answer.status == 403;
     fail(Kind::Io, whole, " answered ", answer.status, ": ", reason_of(answer),
@@ -40,8 +42,8 @@ std::string ask_server(const std::string& url, const std::string& path, const st
   }
 }
 
-void print_usage(const std::string& url, const std::string& key, bool json) {
-  const std::string text = ask_server(url, "/v2/yoke/usage", key);
+void print_usage(const std::string& url, const std::string& key, const std::string& ca, bool json) {
+  const std::string text = ask_server(url, "/v2/yoke/usage", key, ca);
   if (json) {
     std::printf("%s\n", text.c_str());
     return;

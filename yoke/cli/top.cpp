@@ -90,7 +90,7 @@ class Console {
 };
 
 struct Options {
-  std::string url = {}, key = {}, interval = "1s";
+  std::string url = {}, key = {}, ca = {}, interval = "1s";
   bool once = false, json = false;
 };
 
@@ -113,7 +113,7 @@ void top(const Options& options) {
   const auto no_color = environment.find("NO_COLOR");
   const bool colour = live && (no_color == environment.end() || no_color->second.empty());
 
-  std::string before = ask_server(options.url, "/v2/yoke/view", options.key);
+  std::string before = ask_server(options.url, "/v2/yoke/view", options.key, options.ca);
   std::string rates = rates_between(before, before), trouble;
   Console console(live);
   const auto show = [&] {
@@ -133,7 +133,7 @@ void top(const Options& options) {
     if (event == Console::Event::Time) {
       asked = SteadyClock().now();
       try {
-        const std::string now = ask_server(options.url, "/v2/yoke/view", options.key);
+        const std::string now = ask_server(options.url, "/v2/yoke/view", options.key, options.ca);
         rates = rates_between(before, now);
         before = now;
         trouble.clear();
@@ -156,6 +156,7 @@ void add_top(CLI::App& app) {
   auto options = std::make_shared<Options>();
   verb->add_option("URL", options->url, "Of its HTTP, as http://127.0.0.1:8000")->required();
   verb->add_option("--key", options->key, "An admin's key")->envname("YOKE_KEY");
+  verb->add_option("--ca", options->ca, kCaHelp);
   verb->add_option("--interval", options->interval, "Between two looks")->capture_default_str();
   verb->add_flag("--once", options->once, "Print one picture, after one interval");
   verb->add_flag("--json", options->json, "Print one JSON object for each interval");

@@ -4,11 +4,13 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <functional>
 #include <optional>
 #include <string_view>
 
 #include "yoke/base/error.h"
 #include "yoke/base/text.h"
+#include "yoke/net/tls.h"
 
 namespace yoke::net {
 namespace {
@@ -16,6 +18,7 @@ namespace {
 struct Target {
   Address address = {};
   std::string authority = {}, path = {};
+  bool tls = false;
 };
 
 // A blank or a newline would end the request's line, and what follows would be a header.
@@ -25,19 +28,20 @@ bool is_one_line(std::string_view text, unsigned char lowest) {
 
 Target parse_url(const std::string& url) {
   const size_t scheme = url.find("://");
+  const bool tls = url.starts_with("https://");
   const bool is_http = scheme == url.npos || url.starts_with("http://");
-  if (!is_http || !is_one_line(url, '!'))
-    fail(Kind::Usage, "URL '", url, "': wanted http://HOST:PORT/PATH",
-         url.starts_with("https://") ? "; TLS is not spoken here, ask where it ends" : "");
+  if (!(tls || is_http) || !is_one_line(url, '!'))
+    fail(Kind::Usage, "URL '", url, "': wanted http://HOST:PORT/PATH, or https://");
   std::string rest = scheme == url.npos ? url : url.substr(scheme + 3);
   rest.resize(std::min(rest.find('#'), rest.size()));
   const size_t end = std::min(rest.find_first_of("/?"), rest.size());
-  Target target{.authority = rest.substr(0, end), .path = rest.substr(end)};
+  Target target{.authority = rest.substr(0, end), .path = rest.substr(end), .tls = tls};
   if (!target.path.starts_with('/')) target.path.insert(0, "/");
   const size_t host_end = target.authority.rfind(']');
   const bool has_port =
       target.authority.find(':', host_end == rest.npos ? 0 : host_end) != rest.npos;
-  target.address = parse_address(has_port ? target.authority : target.authority + ":80");
+  target.address =
+      parse_address(has_port ? target.authority : target.authority + (tls ? ":443" : ":80"));
   return target;
 }
 
@@ -51,8 +55,10 @@ std::string lower(std::string_view text) {
 // What comes from a server, piece by piece.
 class Answer {
  public:
-  Answer(Socket& socket, Time deadline, size_t max_bytes)
-      : socket_(socket), deadline_(deadline), bytes_left_(max_bytes) {}
+  using Read = std::function<size_t(std::span<char> into)>;
+
+  Answer(std::string peer, Read read, size_t max_bytes)
+      : peer_(std::move(peer)), read_(std::move(read)), bytes_left_(max_bytes) {}
 
   std::string line() {
     size_t end = 0;
@@ -81,7 +87,7 @@ class Answer {
   }
 
   [[noreturn]] void refuse(const std::string& why) const {
-    fail(Kind::Io, "cannot read the answer of ", socket_.peer(), ": ", why);
+    fail(Kind::Io, "cannot read the answer of ", peer_, ": ", why);
   }
 
  private:
@@ -90,15 +96,15 @@ class Answer {
   // False at the server's end.
   bool receive() {
     std::array<char, 65536> buffer;
-    const size_t got = socket_.read_some(buffer, deadline_);
+    const size_t got = read_(buffer);
     if (got > bytes_left_) refuse("it is larger than is taken here");
     bytes_left_ -= got;
     in_.append(buffer.data(), got);
     return got > 0;
   }
 
-  Socket& socket_;
-  const Time deadline_;
+  const std::string peer_;
+  const Read read_;
   size_t bytes_left_;
   std::string in_;
 };
@@ -152,7 +158,7 @@ std::string read_chunks(Answer& answer) {
 
 HttpResponse http_get(const std::string& url,
                       const std::vector<std::pair<std::string, std::string>>& headers,
-                      Time deadline, size_t max_bytes) {
+                      Time deadline, size_t max_bytes, const std::string& ca_file) {
   const Target target = parse_url(url);
   std::string request = cat("GET ", target.path, " HTTP/1.1\r\nHost: ", target.authority,
                             "\r\nConnection: close\r\n");
@@ -162,8 +168,14 @@ HttpResponse http_get(const std::string& url,
     request += cat(name, ": ", value, "\r\n");
   }
   Socket socket = Socket::connect(target.address, deadline);
-  socket.write_all(request + "\r\n", deadline);
-  Answer answer(socket, deadline, max_bytes);
+  std::optional<TlsSocket> tls;
+  if (target.tls) tls.emplace(socket, target.address.host, ca_file, deadline);
+  request += "\r\n";
+  tls ? tls->write_all(request, deadline) : socket.write_all(request, deadline);
+  const auto read = [&](std::span<char> into) {
+    return tls ? tls->read_some(into, deadline) : socket.read_some(into, deadline);
+  };
+  Answer answer(socket.peer(), read, max_bytes);
   Head head = read_head(answer);
   while (head.status < 200) head = read_head(answer);  // more will follow, it says
   HttpResponse response{.status = head.status, .content_type = head.content_type};

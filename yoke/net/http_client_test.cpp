@@ -136,10 +136,29 @@ TEST(HttpClient, WhatCannotBeSentIsAMistakeOfTheUser) {
   const auto usage = [](const std::string& url, const std::string& value = "") {
     return refused(Kind::Usage, [&] { http_get(url, {{"yoke-key", value}}, soon()); });
   };
-  EXPECT_NE(usage("https://h:1/").find("TLS is not spoken here"), std::string::npos);
   EXPECT_NE(usage("ftp://h/").find("wanted http://HOST:PORT/PATH"), std::string::npos);
   EXPECT_NE(usage("http://h:1/a b").find("wanted http://HOST:PORT/PATH"), std::string::npos);
   EXPECT_NE(usage("http://h:99999").find("wanted 0 to 65535"), std::string::npos);
   EXPECT_NE(usage("http:///v2").find("needs a host"), std::string::npos);
   EXPECT_NE(usage("http://127.0.0.1:1", "a\r\nb: c").find("'yoke-key'"), std::string::npos);
+}
+
+TEST(HttpClient, TlsHasADeadlineTooAndWantsTls) {
+  const Listener silent({"127.0.0.1", 0});  // the system takes the connection
+  const std::string url = "https://" + to_text(silent.address());
+  refused(Kind::Timeout, [&] { http_get(url, {}, SteadyClock().now() + 100ms); });
+  Listener listener({"127.0.0.1", 0});
+  const std::jthread plain([&] {
+    Socket socket = listener.accept(soon());
+    socket.write_all("HTTP/1.1 400 Bad Request\r\n\r\n", soon());
+    std::array<char, 4096> buffer;
+    while (socket.read_some(buffer, soon()) > 0) {
+    }
+  });
+  const auto text =
+      refused(Kind::Io, [&] { http_get("https://" + to_text(listener.address()), {}, soon()); });
+  EXPECT_NE(text.find("TLS"), std::string::npos) << text;
+  const auto file =
+      refused(Kind::Usage, [&] { http_get(url, {}, soon(), 1 << 20, "/nowhere.pem"); });
+  EXPECT_NE(file.find("'/nowhere.pem'"), std::string::npos) << file;
 }

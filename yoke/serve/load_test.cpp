@@ -236,3 +236,30 @@ TEST(Load, ThreadsShareTheConnectionsAndTheNumbers) {
   EXPECT_EQ(reports[0].wrong, 0u);
   EXPECT_TRUE(std::ranges::is_sorted(reports[0].latencies));
 }
+
+TEST(Load, PipelineHasSoManyOnTheWayAndTellsHowManyCame) {
+  uint64_t made = 0, most = 0;
+  std::vector<std::string> bodies;
+  Small server(
+      [](const std::string&, const std::string& body) { return Small::Reply{Small::ok(body)}; });
+  const auto ask = [&](uint64_t count) {
+    made = 0;
+    bodies.clear();
+    return run_pipeline(
+        server.address(), count, 8, 20s,
+        [&](uint64_t number, LoadRequest& request) {
+          make(number, request);
+          most = std::max(most, ++made - bodies.size());
+        },
+        [&](const LoadAnswer& answer) { bodies.emplace_back(answer.body); });
+  };
+  EXPECT_EQ(ask(90), 90u);
+  for (size_t i = 0; i < bodies.size(); ++i) EXPECT_EQ(bodies[i], std::to_string(i));
+  EXPECT_EQ(most, 8u);
+  EXPECT_EQ(server.num_clients(), 1u);
+}
+
+TEST(Load, PipelineThatIsNotAnsweredEndsWithItsPatience) {
+  const net::Listener silent({"127.0.0.1", 0});
+  EXPECT_EQ(run_pipeline(silent.address(), 3, 8, 50ms, make, {}), 0u);
+}

@@ -205,6 +205,25 @@ for what in ensemble real chain peers; do # peers: where there is a Python with 
 done
 expect 2 "did you mean overhead" "$yoke" flow bench overhed
 
+# A flow of one's own, on its devices and on one; with inputs; that learns; that has one place.
+flow '[flow]' 'devices = "cpu:2"' '[[input]]' 'port = "x:FP32[b,2]"' '[[node]]' 'name = "one"' 'model = "sleep:ms=5"' 'device = 0' \
+  '[[node]]' 'name = "other"' 'model = "sleep:ms=5"' 'device = 1' '[[chain]]' 'nodes = ["x", "one", "other"]' '[[output]]' \
+  'port = "y"' 'from = "other"'
+"$yoke" flow bench "$scratch/my.toml" flow.name=naps --input x=1,2 --seconds 1 --json >"$scratch/bench" 2>"$scratch/why" ||
+  fail "flow bench of a file: $(cat "$scratch/why")"
+"$python" - "$scratch/bench" <<'PY' || fail "flow bench of a file gave $(cat "$scratch/bench")"
+import json, sys
+line = json.load(open(sys.argv[1]))
+assert line["what"] == "naps" and line["unit"] == "rounds/s" and line["hand_overs"] == 1 and line["operations"] == 4
+assert 1.3 < line["of_one_device"] < 2.1 and line["got"] > line["one_device_per_s"] and "node '" in line["bottleneck"]
+PY
+expect 0 'of_one_device .* bottleneck: ' "$yoke" flow bench "$examples/chain.toml" --seconds 1
+sed -i '/^device = /d' "$scratch/my.toml"
+expect 0 'the flow has one place' "$yoke" flow bench "$scratch/my.toml" flow.devices=cpu:1 --input x=1,2 --seconds 1
+expect 2 "give each as --input 'a=" "$yoke" flow bench "$examples/loop.toml"
+expect 2 'cannot read' "$yoke" flow bench "$scratch/nowhere.toml"
+expect 2 "it is for a flow's file" "$yoke" flow bench overhead --input x=1
+
 # TorchScript files in a flow, trained and used; a compiled package stops gradients by its name.
 "$python" "$YOKE_SOURCE/tests/flow_models.py" "$scratch" >"$scratch/models.log" 2>&1 || { cat "$scratch/models.log" && fail "the models"; }
 flow '[flow]' 'devices = "cpu:2"' 'rounds = 300' '[[node]]' 'name = "data"' 'model = "spirals"' '[[node]]' 'name = "net"' \

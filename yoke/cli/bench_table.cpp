@@ -50,11 +50,13 @@ void BenchTable::report(const Figure& figure) {
     if (figure.most) line.add("most", *figure.most);
     if (!target.empty()) line.add("passed", figure.passed());
     for (const auto& [name, value] : figure.more) line.add(name, value);
+    if (!figure.bottleneck.empty()) line.add("bottleneck", figure.bottleneck);
     observe::JsonLines(std::cout).write(line);
     return;
   }
   std::vector<std::string> more;
   for (const auto& [name, value] : figure.more) more.push_back(name + " " + number(value));
+  if (!figure.bottleneck.empty()) more.push_back("bottleneck: " + figure.bottleneck);
   std::printf(
       "| %-9s | %-48s | %12s | %-12s | %-6s | %s |\n", figure.bench.c_str(), figure.what.c_str(),
       (number(figure.got) + (figure.unit.empty() ? "" : " " + figure.unit)).c_str(), target.c_str(),

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <utility>
@@ -19,6 +20,7 @@ struct Figure {
   double got = 0;
   std::optional<double> least = {}, most = {};  // the target
   std::vector<std::pair<std::string, double>> more = {};
+  std::string bottleneck = {};  // a sentence, where one is known
   bool passed() const { return (!least || got >= *least) && (!most || got <= *most); }
 };
 
@@ -38,7 +40,7 @@ struct BenchTable {
 };
 
 // Those of the benches that were asked for, in their order; none: all.
-using Benches = std::vector<std::pair<std::string, void (*)(BenchTable&)>>;
+using Benches = std::vector<std::pair<std::string, std::function<void(BenchTable&)>>>;
 void run_benches(BenchTable& table, const Benches& benches, std::vector<std::string> what);
 
 }  // namespace yoke::cli

@@ -11,13 +11,12 @@
 #include <fstream>
 #include <iostream>
 #include <nlohmann/json.hpp>
-#include <set>
 #include <thread>
 
 #include "yoke/base/error.h"
 #include "yoke/base/text.h"
-#include "yoke/cli/environment.h"
 #include "yoke/cli/flight_watch.h"
+#include "yoke/cli/flow_file.h"
 #include "yoke/comm/stop_signal.h"
 #include "yoke/flow/config.h"
 #include "yoke/flow/executor.h"
@@ -32,28 +31,10 @@
 namespace yoke::cli {
 namespace {
 
-struct Options {
-  std::string path = {}, trace = {}, svg = {}, save = {};
-  std::vector<std::string> overrides = {}, inputs = {};
-  std::optional<int64_t> rounds = {};
+struct Options : FlowFile {
+  std::string trace = {}, svg = {}, save = {};
   bool json = false, text = false;
 };
-
-flow::Config read(const Options& options) {
-  const auto host = read_visible_host(read_environment());
-  auto overrides = options.overrides;
-  if (options.rounds) overrides.push_back(cat("flow.rounds=", *options.rounds));
-  return flow::read_config(options.path, overrides, &host);
-}
-
-// What is wrong is told with the file.
-flow::Compiled compiled_of(const Options& options, const flow::Config& config) {
-  try {
-    return flow::compile(config.graph);
-  } catch (const Error& error) {
-    fail(error.kind(), options.path, ": ", error.what());
-  }
-}
 
 void write_file(const std::string& path, const std::function<void(std::ostream&)>& write) {
   std::ofstream file(path);
@@ -69,56 +50,6 @@ std::string short_text(const at::Tensor& value) {
   if (flat.numel() > 8) numbers.push_back("…");
   return cat(plan::to_text(models::type_of(value.scalar_type()), value.sizes()), " ",
              join(numbers, " "));
-}
-
-// "x=1,2;3,4": rows with semicolons, as the port's datatype.
-std::vector<at::Tensor> parse_inputs(const Options& options, const flow::Executor& executor) {
-  std::vector<at::Tensor> values;
-  std::set<std::string> given;
-  for (const auto& input : options.inputs) {
-    const std::string name = input.substr(0, input.find('='));
-    if (name == input || std::ranges::count(executor.inputs(), name) == 0)
-      fail(Kind::Usage, "--input ", input, ": wanted NAME=NUMBERS with a name of ",
-           join(executor.inputs(), ", "));
-    if (!given.insert(name).second) fail(Kind::Usage, "--input ", name, " is given twice");
-  }
-  for (const auto& port : executor.input_ports()) {
-    const std::string* text = nullptr;
-    for (const auto& input : options.inputs)
-      if (input.starts_with(port.name + "=")) text = &input;
-    if (text == nullptr)
-      fail(Kind::Usage, "the flow takes ", join(executor.inputs(), ", "),
-           "; give each as --input '", port.name, "=1,2;3,4' (rows with semicolons)");
-    std::vector<double> numbers;
-    const auto rows = split(text->substr(port.name.size() + 1), ';');
-    for (const auto& row : rows) {
-      if (split(row, ',').size() != split(rows[0], ',').size())
-        fail(Kind::Usage, "--input ", *text, ": rows of different lengths");
-      for (const auto& word : split(row, ',')) {
-        char* end = nullptr;
-        numbers.push_back(std::strtod(word.c_str(), &end));
-        if (word.empty() || *end != '\0')
-          fail(Kind::Usage, "--input ", *text, ": '", word, "' is no number");
-      }
-    }
-    const auto count = int64_t(rows.size());
-    auto value = at::tensor(numbers).reshape({count, -1}).to(models::dtype_of(port.type));
-    if (port.shape.size() == 1) value = value.reshape({-1});
-    if (port.shape.size() > 2) {
-      auto sizes = port.sizes();
-      sizes[0] = count;
-      const auto wanted = plan::num_elements(sizes);
-      if (wanted != value.numel())
-        fail(Kind::Usage, "--input ", *text, ": got ", value.numel(), " numbers in ", count,
-             " rows, wanted ", port.wanted());
-      value = value.reshape(sizes);
-    }
-    if (!port.shape.empty() && !port.holds(models::type_of(value.scalar_type()), value.sizes()))
-      fail(Kind::Usage, "--input ", *text, ": wanted ", port.wanted(), ", got ",
-           plan::to_text(models::type_of(value.scalar_type()), value.sizes()));
-    values.push_back(value);
-  }
-  return values;
 }
 
 void print_result(const Options& options, const std::vector<std::string>& names,
@@ -170,7 +101,7 @@ std::string summary(const flow::Report& report) {
 }
 
 void run(const Options& options) {
-  const auto config = read(options);
+  const auto config = read_flow(options);
   const SteadyClock clock;
   observe::Tracer tracer(clock, 1 << 16);
   const bool traced = !options.trace.empty();
@@ -179,7 +110,7 @@ void run(const Options& options) {
   at::manual_seed(uint64_t(config.flow.seed));  // of models that draw themselves
   FlightWatch watch;
   const comm::StopSignal signals;
-  flow::Executor executor(compiled_of(options, config),
+  flow::Executor executor(compile_flow(options, config.graph),
                           {.timeout = std::chrono::duration_cast<Duration>(
                                std::chrono::duration<double>(config.flow.timeout_s)),
                            .threads_per_queue = int(config.flow.threads),
@@ -216,7 +147,8 @@ void run(const Options& options) {
     if (options.rounds.value_or(1) != 1)
       fail(Kind::Usage, "a flow with inputs makes one round of them, got --rounds ",
            *options.rounds);
-    print_result(options, executor.outputs(), executor.step(parse_inputs(options, executor)));
+    print_result(options, executor.outputs(),
+                 executor.step(parse_inputs(options.inputs, executor)));
   } else {
     const int64_t rounds = config.flow.rounds;
     const int64_t every =
@@ -259,7 +191,7 @@ void run(const Options& options) {
 }
 
 void check(const Options& options) {
-  const auto compiled = compiled_of(options, read(options));
+  const auto compiled = compile_flow(options, read_flow(options).graph);
   if (const auto knot = compiled.knot()) {
     if (options.json) {
       const auto& part = *plan::with_parts(compiled.program)[size_t(knot->part + 1)];
@@ -295,8 +227,8 @@ void check(const Options& options) {
 }
 
 void show(const Options& options) {
-  const auto config = read(options);
-  const auto compiled = compiled_of(options, config);
+  const auto config = read_flow(options);
+  const auto compiled = compile_flow(options, config.graph);
   flow::check(compiled);
   const int64_t rounds = options.rounds.value_or(4);
   std::string stuck;

@@ -6,7 +6,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <cstdio>
+#include <filesystem>
 
 #include "yoke/base/error.h"
 #include "yoke/base/text.h"
@@ -22,7 +22,7 @@ constexpr int kWarmUp = 20;
 constexpr int kLinks = 200;  // of a chain that does nothing
 
 struct Options {
-  std::vector<std::string> what = {};
+  std::vector<std::string> what = {}, inputs = {};
   std::string peers = "python", device = "cpu";
   double seconds = 7;
   bool json = false;
@@ -183,8 +183,24 @@ void bench_chain(BenchTable& bench) {
 }
 
 void run(const Options& options) {
-  at::set_num_threads(1);  // here too, where what flows give is computed again
   BenchTable table{.seconds = options.seconds, .json = options.json};
+  const Benches benches{{"overhead", bench_overhead}, {"handover", bench_handover},
+                        {"ensemble", bench_ensemble}, {"real", bench_real},
+                        {"chain", bench_chain},       {"peers", bench_flow_peers}};
+  const std::string first = options.what.empty() ? "all" : options.what[0];
+  const bool known = first == "all" || std::ranges::any_of(benches, [&](const auto& bench) {
+                       return bench.first == first;
+                     });
+  if (!known && (first.ends_with(".toml") || std::filesystem::exists(first))) {
+    const FlowFile file{.path = first,
+                        .overrides = {options.what.begin() + 1, options.what.end()},
+                        .inputs = options.inputs};
+    return run_benches(table, {{first, [&](BenchTable& bench) { bench_flow_file(bench, file); }}},
+                       {});
+  }
+  if (!options.inputs.empty())
+    fail(Kind::Usage, "--input ", options.inputs[0], ": it is for a flow's file, got ", first);
+  at::set_num_threads(1);  // here too, where what flows give is computed again
   try {
     const auto host = read_visible_host(read_environment());
     table.device = topo::parse_devices(options.device, &host).at(0);
@@ -192,14 +208,7 @@ void run(const Options& options) {
     fail(Kind::Usage, "--device: ", error.what());
   }
   if (!options.peers.empty()) table.peers = words("--peers", options.peers, {"python"});
-  run_benches(table,
-              {{"overhead", bench_overhead},
-               {"handover", bench_handover},
-               {"ensemble", bench_ensemble},
-               {"real", bench_real},
-               {"chain", bench_chain},
-               {"peers", bench_flow_peers}},
-              options.what);
+  run_benches(table, benches, options.what);
 }
 
 }  // namespace
@@ -247,22 +256,32 @@ double FlowRounds::round(int steps) {
 
 void add_flow_bench(CLI::App& flow) {
   auto* verb = flow.add_subcommand(
-      "bench", "What running a flow costs, next to what is ideal and to the usual Python");
+      "bench",
+      "What running a flow costs, next to what is ideal and to the usual Python; how fast one of "
+      "your own is");
   auto options = std::make_shared<Options>();
   verb->add_option(
       "WHAT", options->what,
       "overhead (of an operation), handover (between two ranks), ensemble (of models "
       "that sleep), real (of models that compute), chain (of models that sleep), peers "
-      "(next to torch.distributed); or all");
+      "(next to torch.distributed); or all. Or a FLOW of one's own, a TOML file or a folder with a "
+      "flow.toml, and KEY=VALUE after it: on its devices, next to all of it on the first of them");
+  verb->add_option("--input", options->inputs,
+                   "Of a FLOW with inputs, as for yoke flow run: the same in every round")
+      ->type_name("NAME=NUMBERS")
+      ->allow_extra_args(false);
   verb->add_option("--peers", options->peers, "With commas, of python; '' for none")
       ->capture_default_str();
   verb->add_option("--seconds", options->seconds, "Of each measurement: turns of about a second")
       ->capture_default_str();
   verb->add_option("--device", options->device,
-                   "That all ranks are on: cpu, or cuda:0 (the Python peer stays on the CPU)")
+                   "That all ranks are on: cpu, or cuda:0 (the Python peer stays on the CPU); a "
+                   "FLOW has its flow.devices")
       ->capture_default_str();
   verb->add_flag("--json", options->json, "One JSON object per line");
-  verb->footer("A target that is missed makes it exit with 1.");
+  verb->footer(
+      "A target that is missed makes it exit with 1. A FLOW that trains goes on training while it "
+      "is timed, and keeps nothing; of one that does not, both placements must give the same.");
   verb->callback([options] { run(*options); });
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // `yoke flow bench`: what the executor of a flow costs, next to what is ideal and to the usual way
-// in Python. Every value that comes out of a flow is verified.
+// in Python; and how fast a flow of one's own is. Every value that comes out of a flow is verified.
 #pragma once
 
 #include <string>
@@ -8,6 +8,7 @@
 
 #include "yoke/cli/bench_data.h"
 #include "yoke/cli/bench_table.h"
+#include "yoke/cli/flow_file.h"
 #include "yoke/flow/executor.h"
 
 namespace yoke::cli {
@@ -36,5 +37,7 @@ flow::Graph flow_on(const topo::Device& device, int ranks);  // all of them on i
 int num_turns(const BenchTable& bench);
 
 void bench_flow_peers(BenchTable& bench);
+// On its own devices, and all of it on the first; both must give the same.
+void bench_flow_file(BenchTable& bench, const FlowFile& file);
 
 }  // namespace yoke::cli

@@ -200,4 +200,16 @@ void Graph::colocate(const std::vector<std::string>& nodes) {
 }
 void Graph::separate(const std::vector<std::string>& nodes) { apart_.push_back(find_all(nodes)); }
 
+Graph Graph::on_first_device() const {
+  Graph graph = *this;
+  graph.options_.devices.resize(1);
+  graph.apart_.clear();
+  for (auto& node : graph.nodes_) {
+    node.options.device = 0;
+    std::ranges::fill(node.options.replicas, 0);
+    node.within.clear();
+  }
+  return graph;
+}
+
 }  // namespace yoke::flow

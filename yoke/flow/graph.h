@@ -195,6 +195,7 @@ class Graph {
 
   void colocate(const std::vector<std::string>& nodes);
   void separate(const std::vector<std::string>& nodes);
+  Graph on_first_device() const;  // the same with all that it does at place 0
 
   const GraphOptions& options() const { return options_; }
   const std::vector<Node>& nodes() const { return nodes_; }

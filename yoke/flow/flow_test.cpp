@@ -726,6 +726,18 @@ TEST(Flow, MemoryThatDoesNotSufficeIsRefused) {
   EXPECT_TRUE(has(text, "the nodes on cpu need") && has(text, "flow.memory_gb")) << text;
 }
 
+TEST(Flow, AChannelSaysWhetherItsValuesMove) {
+  for (const auto& [transport, devices, moves] :
+       {std::tuple(Transport::Auto, "cpu:2", false), std::tuple(Transport::Host, "cpu:2", true),
+        std::tuple(Transport::Copy, "cpu", true), std::tuple(Transport::Alias, "cpu", false)}) {
+    auto graph = graph_on(devices);
+    graph.node("count", counts(), {.device = 0, .outputs = {"y"}});
+    graph.node("late", plus(0));
+    graph.edge("count", "late", {.transport = transport});
+    EXPECT_EQ(compile(graph).program.channels.at(0).moves, std::optional(moves)) << devices;
+  }
+}
+
 // ---- failure ----
 
 TEST(Flow, AFailureNamesNodeRoundAndShapesAndTheNextStepWorks) {

@@ -171,6 +171,8 @@ class Lowering {
     plan::Channel channel{.name = edge_name(graph_, edge),
                           .initial = initial,
                           .waits = edge.options.policy == Policy::Block};
+    const auto how = transport(edge);
+    channel.moves = how == Transport::Copy || how == Transport::Host;
     channel.capacity = edge.options.capacity > 0 ? edge.options.capacity : initial + 2 * a_round;
     if (given.declared) channel.given = given.port;
     if (taken.declared) channel.taken = taken.port;
@@ -629,7 +631,9 @@ class Lowering {
         out_.firings[size_t(e.from)] * nodes_[size_t(e.from)].outputs[size_t(e.from_port)].tokens;
     plan::Channel channel{.name = cat("gradient of ", edge_name(graph_, e)),
                           .capacity = 2 * a_round};
-    channel.bytes = frame.program.channels[size_t(frame.channels.at(edge).second)].bytes;
+    const auto& forth = frame.program.channels[size_t(frame.channels.at(edge).second)];
+    channel.bytes = forth.bytes;
+    channel.moves = forth.moves;
     std::pair<int, int> made;
     if (transport(e) == Transport::Send) {
       auto out = channel;

@@ -16,6 +16,7 @@
 // Values: no torch, and equal ones for equal flows.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -34,6 +35,8 @@ struct Channel {
   // their names are. An end that says nothing has an empty name.
   Port given = {}, taken = {};
   double bytes = 0;  // of a value, where it is known
+  // Whether they are copied on their way; none said: where its ends are two queues.
+  std::optional<bool> moves = {};
 };
 
 struct Access {

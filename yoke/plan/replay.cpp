@@ -29,7 +29,7 @@ struct Event {
 };
 
 struct Value {
-  double given = 0, arrived = 0;  // arrived: at another queue
+  double given = 0, arrived = 0;  // arrived: when it has moved
   int queue = -1;                 // that gave it; -1: it was there before the first round
   size_t event = kNone;
 };
@@ -279,7 +279,8 @@ class Replayer {
     for (const auto& access : takes)
       for (int64_t i = 0; i < access.count; ++i) {
         const auto& value = line(access).values[size_t(i)];
-        const double arrived = value.queue == q ? value.given : value.arrived;
+        const bool moves = channel(access).moves.value_or(value.queue != q);
+        const double arrived = moves ? value.arrived : value.given;
         if (arrived <= own.there) continue;
         own.there = arrived;
         cause = {value.event, access.channel};

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a program (program.h) costs, without running it: so many rounds of its moments in time, each
-// operation when its queue is free and all that it waits for is there. A value comes to another
-// queue after the latency and the time of its bytes, those of one channel one after the other; on
-// its own queue it is there at once. A meeting ends for its members together. A loop takes what its
+// operation when its queue is free and all that it waits for is there. A value that moves is there
+// after the latency and the time of its bytes, those of one channel one after the other; any other
+// at once. A meeting ends for its members together. A loop takes what its
 // body's rounds take, a branch its costlier arm, each from entry to the member's own last
 // operation. The program is well formed: its places are all there.
 #pragma once

@@ -243,6 +243,22 @@ TEST(Replay, TheEdgeWithManyBytesIsTheCostliest) {
   EXPECT_DOUBLE_EQ(replay(program, 9, costs)->period, 5) << "one value after the other";
 }
 
+TEST(Replay, AValueThatDoesNotMoveCostsNothingAndOneThatMovesDoesOnOneQueueToo) {
+  auto program = chain({1, 1});
+  program.channels[0].bytes = 50;
+  const ReplayCosts costs{.bytes_per_s = 10, .latency = 2};
+  EXPECT_DOUBLE_EQ(replay(program, 1, costs)->makespan, 1 + 5 + 2 + 1);
+  program.channels[0].moves = false;
+  EXPECT_DOUBLE_EQ(replay(program, 1, costs)->makespan, 2);
+  EXPECT_DOUBLE_EQ(replay(program, 9, costs)->period, 1);
+  program.rows[0].push_back(program.rows[1][0]);
+  program.rows[1].clear();
+  program.channels[0].moves = {};
+  EXPECT_DOUBLE_EQ(replay(program, 1, costs)->makespan, 2) << "none said: on its queue at once";
+  program.channels[0].moves = true;
+  EXPECT_DOUBLE_EQ(replay(program, 1, costs)->makespan, 1 + 5 + 2 + 1);
+}
+
 TEST(Replay, ASlowConsumerHoldsAFullChannelAndWhatItWorksOn) {
   for (const int64_t capacity : {1, 2, 5}) {
     auto program = chain({1, 10}, capacity);

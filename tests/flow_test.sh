@@ -20,6 +20,8 @@ PY
   # shellcheck disable=SC2086 # two words
   expect 0 'bottleneck: ' "$yoke" flow run "$flow" ${given:---rounds 5}
 done
+expect 0 'critical path.* refine: nearer > refine: judge' "$yoke" flow show "$examples/loop.toml" --svg "$scratch/flow.svg"
+grep -q '<title>refine: judge, round 1, turn 2, ' "$scratch/flow.svg" || fail "the picture of a loop shows nothing of its body"
 accuracy() { # FLOW NAME [OPTION…]
   "$yoke" flow run "$1" "${@:3}" 2>/dev/null | sed -n "s/^$2 = FP32\[\] //p"
 }

@@ -240,6 +240,11 @@ void show(const Options& options) {
   if (!options.trace.empty())
     write_file(options.trace,
                [&](std::ostream& out) { plan::write_trace(compiled.program, *replayed, out); });
+  const std::string costliest = replayed->costliest_channel < 0
+                                    ? ""
+                                    : plan::part_of(compiled.program, replayed->costliest_parts)
+                                          .channels[size_t(replayed->costliest_channel)]
+                                          .name;
   const auto weights = flow::memory_of(compiled.graph, compiled.queue_of, compiled.bodies);
   std::vector<uint64_t> peaks;
   for (size_t i = 0; i < weights.size(); ++i)
@@ -247,19 +252,14 @@ void show(const Options& options) {
   if (options.json) {
     std::vector<std::string> path;
     for (const auto& link : replayed->critical)
-      path.push_back(compiled.program.rows[size_t(link.queue)][link.timed.index].name);
+      path.push_back(plan::name_of(compiled.program, link.queue, link.timed));
     std::cout << nlohmann::ordered_json{{"makespan_s", replayed->makespan},
                                         {"period_s", replayed->period},
                                         {"busy", replayed->busy},
                                         {"peak_bytes", peaks},
                                         {"weights_bytes", weights},
                                         {"critical_path", path},
-                                        {"costliest_edge",
-                                         replayed->costliest_channel < 0
-                                             ? ""
-                                             : compiled.program
-                                                   .channels[size_t(replayed->costliest_channel)]
-                                                   .name},
+                                        {"costliest_edge", costliest},
                                         {"text", plan::to_text(compiled.program)}}
                      .dump()
               << "\n";
@@ -276,16 +276,21 @@ void show(const Options& options) {
                 compiled.program.queues[i].c_str(), 100 * replayed->busy[i],
                 bytes_text(peaks[i]).c_str(), bytes_text(weights[i]).c_str());
   std::vector<std::string> path;
+  size_t entered = 0;  // a loop: what it does is told once for all its turns
   for (const auto& link : replayed->critical) {
-    const auto& name = compiled.program.rows[size_t(link.queue)][link.timed.index].name;
-    if (path.empty() || path.back() != name) path.push_back(name);
+    const auto name = plan::name_of(compiled.program, link.queue, link.timed);
+    const bool inside = !link.timed.parts.empty();
+    if (path.empty() ||
+        (inside ? std::find(path.begin() + ptrdiff_t(entered), path.end(), name) == path.end()
+                : path.back() != name))
+      path.push_back(name);
+    if (!inside) entered = path.size();
   }
   if (path.size() > 12) path.erase(path.begin(), path.end() - 12);
   std::cout << std::flush;
   std::printf("critical path, its end: %s\n", join(path, " > ").c_str());
-  if (replayed->costliest_channel >= 0)
-    std::printf("the edge that is waited for longest: '%s', %.3f ms in all\n",
-                compiled.program.channels[size_t(replayed->costliest_channel)].name.c_str(),
+  if (!costliest.empty())
+    std::printf("the edge that is waited for longest: '%s', %.3f ms in all\n", costliest.c_str(),
                 replayed->costliest_wait * 1e3);
 }
 

@@ -113,11 +113,12 @@ std::string draw_svg(const Chart& chart) {
         << kHeight << "\" fill=\"#eeeeee\"/>\n";
     for (const auto& bar : row.bars) {
       const double from = left + bar.begin * scale, long_ = (bar.end - bar.begin) * scale;
-      out << "<rect x=\"" << from << "\" y=\"" << y << "\" width=\"" << long_ << "\" height=\""
-          << kHeight << "\" fill=\"" << bar.colour << "\" stroke=\"" << bar.outline << "\"><title>"
-          << escaped(bar.tip) << "</title></rect>";
+      const double down = std::min(7.0 * bar.depth, kHeight - 5);
+      out << "<rect x=\"" << from << "\" y=\"" << y + down << "\" width=\"" << long_
+          << "\" height=\"" << kHeight - down << "\" fill=\"" << bar.colour << "\" stroke=\""
+          << bar.outline << "\"><title>" << escaped(bar.tip) << "</title></rect>";
       if (long_ > std::max(14.0, 6.5 * double(plain(bar.inside).size())))
-        out << "<text x=\"" << from + long_ / 2 << "\" y=\"" << y + 17
+        out << "<text x=\"" << from + long_ / 2 << "\" y=\"" << y + 17 + down / 4
             << "\" text-anchor=\"middle\">" << escaped(bar.inside) << "</text>";
       out << "\n";
     }

@@ -19,6 +19,7 @@ struct Bar {
   std::string colour = {};
   std::string outline = "white";
   int64_t round = -1;  // in a trace; -1: of none
+  int depth = 0;       // in a picture: lower, so that what it is inside of is seen above it
 };
 
 struct Chart {

@@ -26,9 +26,11 @@ constexpr const char* kCritical = "#c0202a";
 std::string ms(double seconds) { return cat(seconds * 1e3, " ms"); }
 
 Chart chart_of(const Program& program, const Replayed& replayed) {
-  std::set<std::tuple<int, size_t, int64_t>> critical;
-  for (const auto& [queue, timed, channel] : replayed.critical)
-    critical.emplace(queue, timed.index, timed.round);
+  const auto key = [](int queue, const Replayed::Timed& timed) {
+    return std::tuple(queue, timed.parts, timed.index, timed.round, timed.turn, timed.begin);
+  };
+  std::set<decltype(key(0, {}))> critical;
+  for (const auto& [queue, timed, channel] : replayed.critical) critical.insert(key(queue, timed));
   Chart chart{
       .title = cat(program.name, program.name.empty() ? "" : ": ", program.queues.size(),
                    " queues, ", ms(replayed.makespan), ", a round each ", ms(replayed.period)),
@@ -38,21 +40,24 @@ Chart chart_of(const Program& program, const Replayed& replayed) {
   for (size_t q = 0; q < replayed.rows.size(); ++q) {
     auto& row = chart.rows.emplace_back(program.queues[q]);
     for (const auto& timed : replayed.rows[q]) {
-      const auto& operation = program.rows[q][timed.index];
+      const auto& operation = part_of(program, timed.parts).rows[q][timed.index];
+      const auto name = name_of(program, int(q), timed);
       const auto& look = kLooks[size_t(operation.kind)];
-      const bool is_critical = critical.contains({int(q), timed.index, timed.round});
+      const bool is_critical = critical.contains(key(int(q), timed));
       used[size_t(operation.kind)] = true;
       row.bars.push_back({.begin = timed.begin,
                           .end = timed.end,
-                          .name = operation.name,
+                          .name = name,
                           .category = look.name,
                           .label = operation.name,
                           .inside = operation.name,
-                          .tip = cat(operation.name, ", round ", timed.round, ", ", ms(timed.begin),
-                                     " to ", ms(timed.end)),
+                          .tip = cat(name, ", round ", timed.round,
+                                     timed.parts.empty() ? "" : cat(", turn ", timed.turn), ", ",
+                                     ms(timed.begin), " to ", ms(timed.end)),
                           .colour = timed.round % 2 == 0 ? look.even : look.odd,
                           .outline = is_critical ? kCritical : "white",
-                          .round = timed.round});
+                          .round = timed.round,
+                          .depth = int(timed.parts.size())});
     }
   }
   for (size_t kind = 0; kind < kLooks.size(); ++kind)

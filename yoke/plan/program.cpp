@@ -59,6 +59,12 @@ std::vector<const Program*> with_parts(const Program& program) {
   return all;
 }
 
+const Program& part_of(const Program& program, const std::vector<int>& parts) {
+  const Program* at = &program;
+  for (const int part : parts) at = &at->parts[size_t(part)];
+  return *at;
+}
+
 std::string to_text(const Program& program) {
   std::string text;
   write(program, "", text);

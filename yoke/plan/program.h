@@ -89,6 +89,8 @@ struct Program {
 // Itself, its parts, then theirs: a part is called by its place after the program itself, so the
 // first are called as in Program::parts.
 std::vector<const Program*> with_parts(const Program& program);
+// The part of a part …, each by its place in Program::parts; none: itself.
+const Program& part_of(const Program& program, const std::vector<int>& parts);
 
 // A line for each queue: "cpu:0: a, a.y->b.x SEND 1, …", those of parts indented below.
 std::string to_text(const Program& program);

@@ -5,6 +5,7 @@
 #include <deque>
 #include <map>
 #include <set>
+#include <tuple>
 
 #include "yoke/base/error.h"
 #include "yoke/base/text.h"
@@ -26,6 +27,7 @@ struct Event {
   int queue = 0;
   Replayed::Timed timed = {};
   Cause taken = {}, done = {};
+  double entry = 0;  // when what is inside of it begins
 };
 
 struct Value {
@@ -64,9 +66,17 @@ struct Queue {
   size_t before = kNone;  // the last that was done
 };
 
+using Path = std::vector<Replayed::Link>;
+// How long was waited for a channel of a part of a part …
+using Waits = std::map<std::pair<std::vector<int>, int>, double>;
+
 // A part, from its entry on; its members enter together.
 struct Inside {
+  int part = 0;
   std::vector<double> ends = {}, busy = {}, peak_bytes = {};  // by queue
+  std::vector<std::vector<Replayed::Timed>> rows = {};        // likewise
+  std::vector<Path> paths = {};                               // likewise: to its last operation
+  Waits waits = {};
   double length() const { return ends.empty() ? 0 : std::ranges::max(ends); }
 };
 
@@ -134,20 +144,22 @@ class Replayer {
     return join(waits, "\n");
   }
 
-  Inside inside() {
-    Inside result{.busy = busy_, .peak_bytes = peak_bytes()};
-    for (const auto& queue : queues_) result.ends.push_back(queue.free);
+  Inside inside(int part) {
+    Inside result{
+        .part = part, .busy = busy_, .peak_bytes = peak_bytes(), .rows = rows(), .waits = waits()};
+    for (const auto& queue : queues_) {
+      result.ends.push_back(queue.free);
+      result.paths.push_back(path_to(queue.before));
+    }
     return result;
   }
 
   Replayed result() {
-    Replayed result;
-    result.rows.resize(queues_.size());
+    Replayed result{.rows = rows()};
     std::vector<double> round_ends(size_t(rounds_), 0);
     size_t last = kNone;
     for (size_t i = 0; i < events_.size(); ++i) {
-      const auto& [queue, timed, taken, done] = events_[i];
-      result.rows[size_t(queue)].push_back(timed);
+      const auto& timed = events_[i].timed;
       auto& round_end = round_ends[size_t(timed.round)];
       round_end = std::max(round_end, timed.end);
       if (last == kNone || timed.end > events_[last].timed.end) last = i;
@@ -159,18 +171,59 @@ class Replayer {
     for (const double busy : busy_)
       result.busy.push_back(result.makespan > 0 ? busy / result.makespan : 0);
     result.peak_bytes = peak_bytes();
-    for (size_t i = last; i != kNone; i = events_[i].done.event)
-      result.critical.push_back({events_[i].queue, events_[i].timed, events_[i].done.channel});
-    std::ranges::reverse(result.critical);
-    for (size_t c = 0; c < lines_.size(); ++c)
-      if (lines_[c].waited > result.costliest_wait) {
-        result.costliest_wait = lines_[c].waited;
-        result.costliest_channel = int(c);
+    result.critical = path_to(last);
+    for (const auto& [where, seconds] : waits())
+      if (seconds > result.costliest_wait) {
+        std::tie(result.costliest_parts, result.costliest_channel) = where;
+        result.costliest_wait = seconds;
       }
     return result;
   }
 
  private:
+  // What is inside of an event, as it is seen from here.
+  Replayed::Timed within(const Event& event, const Inside& inside, Replayed::Timed timed) const {
+    if (timed.parts.empty()) timed.turn = timed.round;
+    timed.parts.insert(timed.parts.begin(), inside.part);
+    timed.round = event.timed.round;
+    timed.begin += event.entry;
+    timed.end += event.entry;
+    return timed;
+  }
+  std::vector<std::vector<Replayed::Timed>> rows() const {
+    std::vector<std::vector<Replayed::Timed>> rows(queues_.size());
+    for (const auto& event : events_) {
+      auto& row = rows[size_t(event.queue)];
+      row.push_back(event.timed);
+      const auto* inside = inside_of(program_.rows[size_t(event.queue)][event.timed.index]);
+      if (!inside) continue;
+      for (const auto& timed : inside->rows[size_t(event.queue)])
+        row.push_back(within(event, *inside, timed));
+    }
+    return rows;
+  }
+  Path path_to(size_t last) const {
+    std::vector<size_t> events;
+    for (size_t i = last; i != kNone; i = events_[i].done.event) events.push_back(i);
+    std::ranges::reverse(events);
+    Path path;
+    for (const size_t i : events) {
+      const auto& event = events_[i];
+      path.push_back({event.queue, event.timed, event.done.channel});
+      const auto* inside = inside_of(program_.rows[size_t(event.queue)][event.timed.index]);
+      if (!inside) continue;
+      for (const auto& [queue, timed, channel] : inside->paths[size_t(event.queue)])
+        path.push_back({queue, within(event, *inside, timed), channel});
+    }
+    return path;
+  }
+  Waits waits() const {
+    Waits waits = waits_inside_;
+    for (size_t c = 0; c < lines_.size(); ++c)
+      if (lines_[c].waited > 0) waits[{{}, int(c)}] = lines_[c].waited;
+    return waits;
+  }
+
   Line& line(const Access& access) { return lines_[size_t(access.channel)]; }
   const Channel& channel(const Access& access) const {
     return program_.channels[size_t(access.channel)];
@@ -226,9 +279,11 @@ class Replayer {
     const auto after = [&](int64_t rounds) {
       Replayer replayer(program_.parts[size_t(part)], rounds, costs_);
       stuck = replayer.run();
-      return replayer.inside();
+      return replayer.inside(part);
     };
-    auto inside = after(std::min(turns, 2 * kSettled));
+    const int64_t done = std::min(turns, 2 * kSettled);
+    auto inside = after(done);
+    const auto simulated = inside.ends;
     if (turns > 2 * kSettled && stuck.empty()) {
       const auto half = after(kSettled);
       const double more = double(turns - 2 * kSettled) / double(kSettled);
@@ -236,6 +291,26 @@ class Replayer {
         inside.ends[q] += more * (inside.ends[q] - half.ends[q]);
         inside.busy[q] += more * (inside.busy[q] - half.busy[q]);
       }
+      for (auto& [where, seconds] : inside.waits) {
+        const auto before = half.waits.find(where);
+        seconds += more * (seconds - (before == half.waits.end() ? 0 : before->second));
+      }
+    }
+    // Two turns and the last are enough to see.
+    const auto is_hidden = [&](const Replayed::Timed& timed) {
+      return timed.round > 1 && timed.round + 1 < done;
+    };
+    const auto put_last = [&](size_t q, Replayed::Timed& timed) {
+      if (timed.round + 1 < done || turns == done) return;
+      timed.round = turns - 1;
+      timed.begin += inside.ends[q] - simulated[q];
+      timed.end += inside.ends[q] - simulated[q];
+    };
+    for (size_t q = 0; q < inside.ends.size(); ++q) {
+      std::erase_if(inside.rows[q], is_hidden);
+      for (auto& timed : inside.rows[q]) put_last(q, timed);
+      std::erase_if(inside.paths[q], [&](const auto& link) { return is_hidden(link.timed); });
+      for (auto& link : inside.paths[q]) put_last(size_t(link.queue), link.timed);
     }
     insides_[{operation.kind, part}] = std::move(inside);
     return stuck.empty() ? "" : cat("inside of ", operation.name, "\n", stuck);
@@ -287,7 +362,7 @@ class Replayer {
       }
     if (cause.channel >= 0) lines_[size_t(cause.channel)].waited += own.there - own.free;
     own.now = events_.size();
-    events_.push_back({q, {own.index, own.round}, cause, cause});
+    events_.push_back({q, {.index = own.index, .round = own.round}, cause, cause});
     for (const auto& access : takes) {
       auto& line = this->line(access);
       for (int64_t i = 0; i < access.count; ++i) {
@@ -307,6 +382,7 @@ class Replayer {
     const auto* inside = inside_of(operation(q));
     auto& timed = event(q).timed;
     timed.begin = begin;
+    event(q).entry = begin + length;
     timed.end = begin + length + (inside ? inside->ends[size_t(q)] : 0);
     busy_[size_t(q)] += length + (inside ? inside->busy[size_t(q)] : 0);
     if (inside) {
@@ -349,6 +425,12 @@ class Replayer {
         message = costs_.latency + bytes(operation(other).takes) / costs_.bytes_per_s;
     }
     const double begin = queue(latest).there;
+    if (const auto* inside = inside_of(operation(q)))
+      for (const auto& [where, seconds] : inside->waits) {
+        auto parts = where.first;
+        parts.insert(parts.begin(), inside->part);
+        waits_inside_[{parts, where.second}] += seconds;
+      }
     for (const int other : all) {
       if (queue(other).there < begin) event(other).done = event(latest).taken;
       work(other, begin, length + message);
@@ -449,9 +531,20 @@ class Replayer {
   std::vector<std::vector<std::pair<double, double>>> memory_;  // by queue: when, how much more
   std::vector<double> busy_;                                    // by queue, in seconds
   std::map<std::pair<OpKind, int>, Inside> insides_ = {};       // by who does it, and part
+  Waits waits_inside_ = {};
 };
 
 }  // namespace
+
+std::string name_of(const Program& program, int queue, const Replayed::Timed& timed) {
+  std::string name;
+  const Program* at = &program;
+  for (const int part : timed.parts) {
+    at = &at->parts[size_t(part)];
+    name += at->name + ": ";
+  }
+  return name + at->rows[size_t(queue)][timed.index].name;
+}
 
 std::optional<Replayed> replay(const Program& program, int64_t rounds, const ReplayCosts& costs,
                                std::string* stuck) {

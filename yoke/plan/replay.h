@@ -25,13 +25,17 @@ struct ReplayCosts {
 
 struct Replayed {
   struct Timed {
-    size_t index = 0;  // in the row of its queue; parts are inside of their operation
+    size_t index = 0;  // in the row of its queue
     int64_t round = 0;
-    double begin = 0, end = 0;  // of its work; waiting lies before
+    double begin = 0, end = 0;    // of its work; waiting lies before
+    std::vector<int> parts = {};  // that it is in, for part_of()
+    int64_t turn = 0;             // of the innermost
   };
-  std::vector<std::vector<Timed>> rows = {};  // by queue
-  double makespan = 0, period = 0;            // of all rounds; of one when they have settled
-  std::vector<double> busy = {};              // by queue, part of the makespan
+  // By queue. After a loop or branch comes what is inside: the costlier arm; of many turns the
+  // first two and the last.
+  std::vector<std::vector<Timed>> rows = {};
+  double makespan = 0, period = 0;  // of all rounds; of one when they have settled
+  std::vector<double> busy = {};    // by queue, part of the makespan
   // By queue: values in channels that it takes from, and taken ones until the operation's end.
   std::vector<double> peak_bytes = {};
   struct Link {
@@ -41,14 +45,19 @@ struct Replayed {
   };
   // The path that makes it as long as it is, first to last. An operation that waits in a meeting
   // follows what its latest member waited for, one that waits for room what kept the taker busy.
+  // After a loop or branch comes the path inside, to what its queue does there last.
   std::vector<Link> critical = {};
-  int costliest_channel = -1;  // that the queues wait for longest; -1: for none
-  double costliest_wait = 0;   // seconds, of all rounds
+  int costliest_channel = -1;             // that the queues wait for longest; -1: for none
+  std::vector<int> costliest_parts = {};  // that it is in
+  double costliest_wait = 0;              // seconds, of all rounds
 };
 
 // Nothing if it gets stuck; then `stuck` says where, a line for each queue that waits.
 std::optional<Replayed> replay(const Program& program, int64_t rounds,
                                const ReplayCosts& costs = {}, std::string* stuck = nullptr);
+
+// "refine: nearer": with the parts that it is in.
+std::string name_of(const Program& program, int queue, const Replayed::Timed& timed);
 
 // Pictures as those of draw.h: names of operations, cut where there is no room; dots are idle time.
 std::string draw_text(const Program& program, const Replayed& replayed, int columns = 120);

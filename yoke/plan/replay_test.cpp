@@ -219,6 +219,57 @@ TEST(Replay, ALoopWhoseTurnsAreKnownTakesThem) {
   }
 }
 
+// "before1, part, part: a, a -> b: part: b": with the channels that they waited for.
+std::string named_path(const Program& program, const Replayed& replayed) {
+  std::vector<std::string> links;
+  for (const auto& [queue, timed, channel] : replayed.critical) {
+    const auto& channels = part_of(program, timed.parts).channels;
+    links.push_back(cat(channel < 0 ? "" : channels[size_t(channel)].name + ": ",
+                        name_of(program, queue, timed)));
+  }
+  return join(links, ", ");
+}
+
+TEST(Replay, ThePathAndTheWaitsGoThroughTheBodiesOfLoops) {
+  auto program = with_part(OpKind::Loop);
+  program.parts[0].name = "body";
+  for (const int64_t turns : {2, 3, 100}) {
+    for (auto& row : program.rows) row[1].turns = turns;
+    const auto replayed = replay(program, 1, kFreeMessages);
+    EXPECT_EQ(
+        named_path(program, *replayed),
+        cat("before1, part, body: a, a -> b: body: b, body: b", turns > 2 ? ", body: b" : ""));
+    const auto& last = replayed->critical.back().timed;
+    EXPECT_EQ(last.turn, turns - 1);
+    EXPECT_DOUBLE_EQ(last.end, replayed->makespan);
+    // Two turns and the last; b waits 1 s for the first value, a from its fourth on for room.
+    EXPECT_EQ(replayed->rows[0].size(), 2 + size_t(std::min<int64_t>(turns, 3)));
+    EXPECT_EQ(replayed->costliest_parts, std::vector<int>{0});
+    EXPECT_EQ(replayed->costliest_channel, 0);
+    EXPECT_DOUBLE_EQ(replayed->costliest_wait, double(std::max<int64_t>(turns - 2, 1)));
+  }
+}
+
+TEST(Replay, PicturesShowWhatIsInsideOfLoopsAndBranches) {
+  auto program = with_part(OpKind::Loop);
+  program.parts[0].name = "inner";
+  auto outer = with_part(OpKind::Branch);
+  outer.parts = {program, program};
+  outer.parts[0].name = outer.parts[1].name = "arm";
+  outer.parts[1].rows[1][0].cost = 9;
+  for (auto& row : outer.rows) row[1].parts = {0, 1};
+  const auto replayed = *replay(outer, 2, kFreeMessages);
+  EXPECT_EQ(named_path(outer, replayed).substr(0, 60),
+            "before1, part, arm: before1, arm: part, arm: inner: a, a -> ");
+  EXPECT_NE(draw_svg(outer, replayed)
+                .find("<title>arm: inner: b, round 1, turn 2, 34000 ms to 36000 ms</title>"),
+            std::string::npos)
+      << draw_svg(outer, replayed);
+  std::ostringstream out;
+  write_trace(outer, replayed, out);
+  EXPECT_NE(out.str().find(R"({"name":"arm: inner: a","cat":"compute")"), std::string::npos);
+}
+
 TEST(Replay, ABranchTakesItsCostlierArm) {
   auto program = with_part(OpKind::Branch);
   program.parts.push_back(chain({1, 7}));

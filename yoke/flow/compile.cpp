@@ -102,6 +102,52 @@ std::string phases_of(const Compiled& compiled, const plan::Suggestion& suggesti
   return join(cures, ", ");
 }
 
+Body open_body(const Compiled& out, size_t i) {
+  const auto& node = out.graph.nodes()[i];
+  if (!node.open || !node.options.weights_of.empty()) return {};
+  try {
+    return node.open(device_of(out.graph.options().devices[size_t(out.queue_of[i])]));
+  } catch (const Error& error) {
+    fail(error.kind(), "node '", node.name, "': ", error.what());
+  } catch (const std::exception& error) {
+    fail(yoke::Kind::Config, "node '", node.name, "' cannot be opened: ", comm::text_of(error));
+  }
+}
+
+// The node after those that have their bodies.
+void open_next(Compiled& out) {
+  const size_t i = out.bodies.size();
+  auto& node = out.graph.mutable_nodes()[i];
+  Body body = open_body(out, i);
+  if (!node.options.weights_of.empty()) {
+    const int owner = out.graph.find(node.options.weights_of);
+    if (owner >= int(i))
+      fail(yoke::Kind::Config, "node '", node.name, "': weights_of '", node.options.weights_of,
+           "' must name a node that comes before it");
+    const auto& other = out.graph.nodes()[size_t(owner)];
+    if (node.inputs.size() != other.inputs.size() || node.outputs.size() > other.outputs.size())
+      fail(yoke::Kind::Config, "node '", node.name, "' has ", node.inputs.size(), " inputs and ",
+           node.outputs.size(), " outputs, and '", other.name,
+           "', with whose weights it computes, ", other.inputs.size(), " and ",
+           other.outputs.size());
+    body = out.bodies[size_t(owner)];
+  } else if (body.set_mode) {
+    body.set_mode(node.options.role == Role::Train);
+  }
+  learn(node.inputs, body.inputs, node.name);
+  learn(node.outputs, body.outputs, node.name);
+  if (body.name_outputs) {
+    std::vector<std::string> names;
+    for (const auto& output : node.outputs) names.push_back(output.port.name);
+    body.name_outputs(names);
+  }
+  if (node.options.role == Role::Train && body.weights.empty())
+    fail(yoke::Kind::Config, "node '", node.name, "' is to be trained and has no weights",
+         body.without_gradients.empty() ? "" : cat(": ", body.without_gradients));
+  if (node.copy_of >= 0) copy_weights(out.bodies[size_t(node.copy_of)], body);
+  out.bodies.push_back(std::move(body));
+}
+
 }  // namespace
 
 Compiled compile(Graph graph) {
@@ -119,46 +165,24 @@ Compiled compile(Graph graph) {
   out.queue_of = place(out.graph);
   out.firings = firings_of(out.graph);
   const auto free = free_memory(out.graph);
-  const auto& devices = out.graph.options().devices;
-  for (size_t i = 0; i < out.graph.nodes().size(); ++i) {
-    auto& node = out.graph.mutable_nodes()[i];
-    const auto device = device_of(devices[size_t(out.queue_of[i])]);
-    Body body;
-    if (!node.options.weights_of.empty()) {
-      const int owner = out.graph.find(node.options.weights_of);
-      if (owner >= int(i))
-        fail(yoke::Kind::Config, "node '", node.name, "': weights_of '", node.options.weights_of,
-             "' must name a node that comes before it");
-      const auto& other = out.graph.nodes()[size_t(owner)];
-      if (node.inputs.size() != other.inputs.size() || node.outputs.size() > other.outputs.size())
-        fail(yoke::Kind::Config, "node '", node.name, "' has ", node.inputs.size(), " inputs and ",
-             node.outputs.size(), " outputs, and '", other.name,
-             "', with whose weights it computes, ", other.inputs.size(), " and ",
-             other.outputs.size());
-      body = out.bodies[size_t(owner)];
-    } else if (node.open) {
-      try {
-        body = node.open(device);
-      } catch (const Error& error) {
-        fail(error.kind(), "node '", node.name, "': ", error.what());
-      } catch (const std::exception& error) {
-        fail(yoke::Kind::Config, "node '", node.name, "' cannot be opened: ", comm::text_of(error));
-      }
-      if (body.set_mode) body.set_mode(node.options.role == Role::Train);
+  const auto open_all = [&](bool again) {
+    out.bodies.clear();
+    for (size_t i = 0; i < out.graph.nodes().size(); ++i) {
+      open_next(out);
+      const auto needed = memory_of(out.graph, out.queue_of, out.bodies);
+      if (again) check_memory(out.graph, free, needed);
+      if (!fits(out.graph, free, needed)) return false;
     }
-    learn(node.inputs, body.inputs, node.name);
-    learn(node.outputs, body.outputs, node.name);
-    if (body.name_outputs) {
-      std::vector<std::string> names;
-      for (const auto& output : node.outputs) names.push_back(output.port.name);
-      body.name_outputs(names);
-    }
-    if (node.options.role == Role::Train && body.weights.empty())
-      fail(yoke::Kind::Config, "node '", node.name, "' is to be trained and has no weights",
-           body.without_gradients.empty() ? "" : cat(": ", body.without_gradients));
-    if (node.copy_of >= 0) copy_weights(out.bodies[size_t(node.copy_of)], body);
-    out.bodies.push_back(std::move(body));
-    check_memory(out.graph, free, memory_of(out.graph, out.queue_of, out.bodies));
+    return true;
+  };
+  // Where that does not fit, by bytes: they are known when all have been opened, one at a time.
+  if (!open_all(free.size() < 2)) {
+    out.bodies.clear();
+    std::vector<uint64_t> needs;
+    for (size_t i = 0; i < out.graph.nodes().size(); ++i)
+      needs.push_back(need_of(out.graph.nodes()[i].options, open_body(out, i)));
+    out.queue_of = place(out.graph, needs, free);
+    open_all(true);
   }
   declare_patterns(out.graph);
   lower(out);

@@ -738,6 +738,36 @@ TEST(Flow, AChannelSaysWhetherItsValuesMove) {
   }
 }
 
+// By their number the second large one would be beside the first, on a device that has room for
+// one.
+TEST(Flow, WhatDoesNotFitByNumberIsPlacedByBytes) {
+  const topo::Device host, other{.kind = topo::DeviceKind::Cuda};
+  const auto of_bytes = [](uint64_t bytes) {
+    return [bytes](at::Device) {
+      auto body = plus(1)(at::kCPU);
+      body.bytes = bytes;
+      return body;
+    };
+  };
+  const auto placed = [&](int number, double memory_gb) {
+    Graph graph({.devices = {host, other}, .memory_gb = memory_gb});
+    graph.input("x", {}, 0);
+    std::vector<std::string> names{"x"};
+    for (int i = 0; i < number; ++i) {
+      graph.node(cat("large", i), of_bytes(600'000));
+      graph.node(cat("small", i), of_bytes(0));
+      names.insert(names.end(), {cat("large", i), cat("small", i)});
+    }
+    graph.chain(names);
+    return compile(graph).queue_of;
+  };
+  EXPECT_EQ(placed(2, 0.002), (std::vector<int>{0, 1, 0, 1, 0})) << "by number, where it fits";
+  const auto apart = placed(2, 0.001);
+  EXPECT_NE(apart[1], apart[3]);
+  const auto text = error_of([&] { placed(3, 0.001); });
+  EXPECT_TRUE(has(text, "need 1.14 MiB")) << text;
+}
+
 // ---- failure ----
 
 TEST(Flow, AFailureNamesNodeRoundAndShapesAndTheNextStepWorks) {

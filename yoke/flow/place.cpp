@@ -23,6 +23,13 @@ struct Sets {
   std::vector<int> parent;
 };
 
+std::map<topo::Device, uint64_t> by_device(const Graph& graph,
+                                           const std::vector<uint64_t>& needed) {
+  std::map<topo::Device, uint64_t> sums;
+  for (size_t i = 0; i < needed.size(); ++i) sums[graph.options().devices[i]] += needed[i];
+  return sums;
+}
+
 std::string numbers(const std::vector<int>& list) {
   std::vector<std::string> texts;
   for (const int number : list) texts.push_back(cat(number));
@@ -62,7 +69,8 @@ Transport transport_of(const Graph& graph, const std::vector<int>& queue_of, con
   return asked;
 }
 
-std::vector<int> place(const Graph& graph) {
+std::vector<int> place(const Graph& graph, const std::vector<uint64_t>& needs,
+                       const std::map<topo::Device, uint64_t>& free) {
   const auto& nodes = graph.nodes();
   const auto& devices = graph.options().devices;
   Sets sets(nodes.size());
@@ -73,6 +81,8 @@ std::vector<int> place(const Graph& graph) {
       sets.join(int(i), graph.find(nodes[i].options.weights_of));
   std::vector<int> of_set(nodes.size(), -1);
   std::vector<int> load(devices.size());
+  std::vector<uint64_t> bytes(nodes.size());  // by set
+  for (size_t i = 0; i < needs.size(); ++i) bytes[size_t(sets.find(int(i)))] += needs[i];
   // Who is pinned is where that says; the rest of a sub-graph is on its devices.
   std::vector<std::vector<bool>> open(nodes.size(), std::vector<bool>(devices.size(), true));
   for (size_t i = 0; i < nodes.size(); ++i) {
@@ -103,9 +113,16 @@ std::vector<int> place(const Graph& graph) {
       settle(int(i), nodes[i].options.device);
       ++load[size_t(nodes[i].options.device)];
     }
+  std::map<topo::Device, uint64_t> used;
+  for (size_t set = 0; set < nodes.size(); ++set)
+    if (of_set[set] >= 0) used[devices[size_t(of_set[set])]] += bytes[set];
   const auto placed = [&](int node) { return of_set[size_t(sets.find(node))]; };
   const auto barred = [&](int node, int device) {
-    if (!open[size_t(sets.find(node))][size_t(device)]) return true;
+    const auto set = size_t(sets.find(node));
+    if (!open[set][size_t(device)]) return true;
+    const auto& on = devices[size_t(device)];
+    const uint64_t has = bytes[set] > 0 ? free.at(on) : 0;
+    if (has > 0 && used[on] + bytes[set] > has) return true;
     for (const auto& list : graph.apart()) {
       const bool mine =
           std::ranges::any_of(list, [&](int other) { return sets.find(other) == sets.find(node); });
@@ -118,10 +135,13 @@ std::vector<int> place(const Graph& graph) {
   };
   // Where a node may go, the best first.
   const auto choices = [&](int node) {
-    std::vector<int> free;
+    std::vector<int> may;
     for (int device = 0; device < int(devices.size()); ++device)
-      if (!barred(node, device)) free.push_back(device);
-    std::ranges::stable_sort(free, {}, [&](int device) { return load[size_t(device)]; });
+      if (!barred(node, device)) may.push_back(device);
+    const bool weighs = bytes[size_t(sets.find(node))] > 0;
+    std::ranges::stable_sort(may, {}, [&](int device) {
+      return std::pair(weighs ? used[devices[size_t(device)]] : 0, load[size_t(device)]);
+    });
     // What Yoke has put in itself stands beside what it cuts, or the last of what it joins: the
     // first is often beside the source, which has enough to do.
     int beside = -1;
@@ -132,8 +152,8 @@ std::vector<int> place(const Graph& graph) {
         if ((beside < 0 || joins) && placed(other) >= 0 && !barred(node, placed(other)))
           beside = placed(other);
       }
-    if (beside >= 0) std::ranges::rotate(free, std::ranges::find(free, beside));
-    return free;
+    if (beside >= 0) std::ranges::rotate(may, std::ranges::find(may, beside));
+    return may;
   };
   // Each where it is best, and elsewhere where that leaves no place for a later one.
   constexpr int kMostTries = 100'000;
@@ -141,19 +161,23 @@ std::vector<int> place(const Graph& graph) {
   const std::function<bool(size_t)> place_from = [&](size_t i) {
     while (i < nodes.size() && placed(int(i)) >= 0) ++i;
     if (i == nodes.size()) return true;
-    auto& place = of_set[size_t(sets.find(int(i)))];
+    const auto set = size_t(sets.find(int(i)));
+    auto& place = of_set[set];
     for (const int device : choices(int(i))) {
       if (++tries > kMostTries) return false;
       place = device;
       ++load[size_t(device)];
+      used[devices[size_t(device)]] += bytes[set];
       if (place_from(i + 1)) return true;
       place = -1;
       --load[size_t(device)];
+      used[devices[size_t(device)]] -= bytes[set];
     }
     if (stuck < 0) stuck = int(i);
     return false;
   };
   if (!place_from(0)) {
+    if (!needs.empty()) return flow::place(graph);  // check_memory() tells what is too much
     const auto& within = nodes[size_t(std::max(stuck, 0))].within;
     const bool of_part = !within.empty();
     fail(Kind::Config, "node '", nodes[size_t(std::max(stuck, 0))].name,
@@ -173,19 +197,21 @@ std::vector<int> place(const Graph& graph) {
   return result;
 }
 
+uint64_t need_of(const NodeOptions& options, const Body& body) {
+  if (!options.weights_of.empty()) return 0;
+  uint64_t copies = 1;
+  if (options.role == Role::Train)  // gradients, and what the optimizer keeps
+    copies += 1 + (options.optimizer.kind == OptimizerOptions::Kind::AdamW ? 2
+                   : options.optimizer.momentum > 0                        ? 1
+                                                                           : 0);
+  return copies * body.bytes;
+}
+
 std::vector<uint64_t> memory_of(const Graph& graph, const std::vector<int>& queue_of,
                                 const std::vector<Body>& bodies) {
   std::vector<uint64_t> bytes(graph.options().devices.size());
-  for (size_t i = 0; i < bodies.size(); ++i) {
-    const auto& options = graph.nodes()[i].options;
-    if (!options.weights_of.empty()) continue;
-    uint64_t copies = 1;
-    if (options.role == Role::Train)  // gradients, and what the optimizer keeps
-      copies += 1 + (options.optimizer.kind == OptimizerOptions::Kind::AdamW ? 2
-                     : options.optimizer.momentum > 0                        ? 1
-                                                                             : 0);
-    bytes[size_t(queue_of[i])] += copies * bodies[i].bytes;
-  }
+  for (size_t i = 0; i < bodies.size(); ++i)
+    bytes[size_t(queue_of[i])] += need_of(graph.nodes()[i].options, bodies[i]);
   return bytes;
 }
 
@@ -203,12 +229,17 @@ std::map<topo::Device, uint64_t> free_memory(const Graph& graph) {
   return free;
 }
 
+bool fits(const Graph& graph, const std::map<topo::Device, uint64_t>& free,
+          const std::vector<uint64_t>& needed) {
+  return std::ranges::all_of(by_device(graph, needed), [&](const auto& sum) {
+    const uint64_t has = free.at(sum.first);
+    return has == 0 || sum.second <= has;
+  });
+}
+
 void check_memory(const Graph& graph, const std::map<topo::Device, uint64_t>& free,
                   const std::vector<uint64_t>& needed) {
-  const auto& devices = graph.options().devices;
-  std::map<topo::Device, uint64_t> sums;
-  for (size_t i = 0; i < devices.size(); ++i) sums[devices[i]] += needed[i];
-  for (const auto& [device, bytes] : sums) {
+  for (const auto& [device, bytes] : by_device(graph, needed)) {
     const uint64_t has = free.at(device);
     if (has == 0 || bytes <= has) continue;
     fail(Kind::Config, "the nodes on ", topo::to_text(device), " need ", bytes_text(bytes),

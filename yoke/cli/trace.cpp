@@ -168,8 +168,10 @@ std::vector<RankTime> analyse_trace(const std::vector<std::string>& texts, int c
 void add_trace(CLI::App& app) {
   auto* verb = app.add_subcommand("trace", "Show where the time of a run's traced steps went");
   auto options = std::make_shared<Options>();
-  verb->add_option("RUN", options->path,
-                   "The folder of a run with run.trace_steps=FIRST,LAST, or a trace.json")
+  verb->add_option(
+          "RUN", options->path,
+          "The folder of a run with run.trace_steps=FIRST,LAST or of yoke flow run --trace, or a "
+          "trace.json")
       ->required();
   verb->add_flag("--json", options->json, "One JSON object for each rank");
   verb->footer("ui.perfetto.dev opens trace.json and shows every span.");

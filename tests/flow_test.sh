@@ -197,9 +197,11 @@ flow '[flow]' 'devices = "cpu:2"' 'rounds = 30' '[[node]]' 'name = "load"' 'mode
 expect 0 "bottleneck: edge 'load.x -> work.x': .* moved, 15.3 MiB each" "$yoke" trace "$scratch/traced"
 
 # What running a flow costs is measured, and its results are checked while it is; a short form.
-for what in overhead handover; do # how fast is not for a machine that does other things too
+strict=
+grep -q '^CMAKE_BUILD_TYPE:[A-Z]*=Rel' "$YOKE_BUILD/CMakeCache.txt" && strict=1
+for what in overhead handover; do # a tenth of what is allowed on an idle machine: the others are told, not judged
   "$yoke" flow bench "$what" --seconds 1 --json >"$scratch/bench" 2>"$scratch/why" ||
-    grep -q 'missed their targets' "$scratch/why" || fail "flow bench $what: $(cat "$scratch/why")"
+    { [[ -z $strict ]] && grep -q 'missed their targets' "$scratch/why"; } || fail "flow bench $what: $(cat "$scratch/bench" "$scratch/why")"
   grep -qE "\"bench\":\"$what\".*\"got\":[0-9.e-]+,\"unit\":\"us\"" "$scratch/bench" || fail "flow bench $what: $(cat "$scratch/bench")"
 done
 for what in ensemble real chain peers; do # peers: where there is a Python with torch

@@ -184,20 +184,21 @@ void bench_return(BenchTable& bench) {
       return check(number, answer);
     };
   count_wrong(bench, serve::run_load({.to = server->http(), .length = 2s * (kTimes + 1)}, users));
-  int worst = 0;
+  std::vector<int> others;
   for (size_t i = 2; i < users.size(); ++i) {
     std::ranges::sort(begun[i]);
     if (begun[i].size() < kDevices / 2) fail(Kind::Internal, "a tenant that came back got nothing");
     const Time own = begun[i][kDevices / 2 - 1];
     const auto between = [&](Time time) { return time >= back[i] && time < own; };
-    worst = std::max(worst, int(std::ranges::count_if(begun[0], between) +
-                                std::ranges::count_if(begun[1], between)));
+    others.push_back(
+        int(std::ranges::count_if(begun[0], between) + std::ranges::count_if(begun[1], between)));
   }
+  std::ranges::sort(others);
   bench.report({.bench = "fair",
                 .what = "(d) others' batches until a lender is back",
-                .got = double(worst),
+                .got = double(others.back()),
                 .most = kDevices + 2,
-                .more = {{"times", kTimes}}});
+                .more = {{"median", double(others[kTimes / 2])}, {"times", kTimes}}});
 }
 
 void bench_limits(BenchTable& bench) {

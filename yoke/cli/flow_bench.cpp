@@ -195,6 +195,7 @@ void run(const Options& options) {
     const FlowFile file{.path = first,
                         .overrides = {options.what.begin() + 1, options.what.end()},
                         .inputs = options.inputs};
+    (void)read_flow(file);  // what is wrong with it is told before the table begins
     return run_benches(table, {{first, [&](BenchTable& bench) { bench_flow_file(bench, file); }}},
                        {});
   }

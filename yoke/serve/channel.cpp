@@ -22,7 +22,7 @@ uint64_t tables_bytes(uint32_t rows) { return to_page(sizeof(SlabHeader)) + to_p
 
 void SlabHeader::set_error(std::string_view text) {
   const size_t size = std::min(text.size(), error.size() - 1);
-  std::memcpy(error.data(), text.data(), size);
+  std::ranges::copy(text.substr(0, size), error.begin());
   error[size] = 0;
 }
 

@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <set>
 #include <sstream>
 
@@ -818,6 +819,7 @@ TEST(Pool, AnswersAfterTheLastPieceOfAText) {
   Made model;
   model.told.has_words = true;
   std::promise<void> began;
+  std::atomic<bool> telling = false;
   model.on_prompt = [] {};
   Bench bench(made(model), {.name = "m", .devices = "cpu:1"});
   Answers answers;
@@ -829,11 +831,12 @@ TEST(Pool, AnswersAfterTheLastPieceOfAText) {
         then(std::move(answer));
       },
       [&](std::string_view) {
+        telling = true;
         began.get_future().wait();
         order += "text ";
       });
   // What is refused while the text is on its way goes behind it.
-  wait_until([&] { return bench.pool.view().replicas[0].batches == 1; });
+  wait_until([&] { return telling.load(); });
   bench.pool.submit({.model = "none", .parameters = {.stream = "s"}}, 0, answers.next());
   began.set_value();
   EXPECT_EQ(answers.order(), (std::vector<size_t>{0, 1}));

@@ -102,7 +102,8 @@ Run::Run(Compiled given, RunOptions options)
       begun(compiled.program.queues.size()),
       done(compiled.program.queues.size()),
       wakes(compiled.program.queues.size()),
-      awaited(compiled.program.queues.size()) {
+      awaited(compiled.program.queues.size()),
+      waited_until(compiled.program.queues.size()) {
   const auto& graph = compiled.graph;
   crowded = comm::more_than_cores(int(wakes.size()));
   for (size_t i = 0; i < wakes.size(); ++i) alone.push_back({int(i)});
@@ -223,8 +224,8 @@ std::optional<std::string> Run::stuck() const {
   if (!late(began)) return std::nullopt;
   std::vector<std::string> doing;
   for (int queue = 0; queue < int(wakes.size()); ++queue) {
+    if (!late(last_move(*world, queue))) return std::nullopt;
     const auto last = world->flights().last(queue);
-    if (last && !late(last->finished.value_or(last->posted))) return std::nullopt;
     if (!last || last->finished) continue;
     doing.push_back(cat(compiled.program.queues[size_t(queue)], " has been in '", last->flight.kind,
                         "' of round ", last->flight.sequence, " for ",
@@ -237,6 +238,12 @@ std::optional<std::string> Run::stuck() const {
       "; ", doing.empty() ? "no queue is in an operation" : join(doing, ", "));
 }
 
+Time Run::last_move(comm::World& world, int queue) const {
+  const auto last = world.flights().last(queue);
+  return std::max({began, waited_until[size_t(queue)].load(),
+                   last ? last->finished.value_or(last->posted) : Time()});
+}
+
 bool Run::moves(int queue) const {
   const auto world = this->world();
   const Time now = SteadyClock().now();
@@ -244,9 +251,9 @@ bool Run::moves(int queue) const {
   const std::function<bool(int)> does = [&](int one) {
     if (seen[size_t(one)]) return false;
     seen[size_t(one)] = true;
-    if (const auto* others = awaited[size_t(one)].load()) return std::ranges::any_of(*others, does);
-    const auto last = world->flights().last(one);
-    return now - (last ? last->finished.value_or(last->posted) : began) <= options.timeout;
+    if (now - last_move(*world, one) <= options.timeout) return true;
+    const auto* others = awaited[size_t(one)].load();
+    return others != nullptr && std::ranges::any_of(*others, does);
   };
   return world && does(queue);
 }

@@ -73,8 +73,9 @@ struct Run {
   // Why nothing goes on any more, and who is in what: a model's code that does not come back cannot
   // be ended. Nothing while operations begin and end.
   std::optional<std::string> stuck() const;
-  // Whether operations of the queue, or else of one that it waits for, have begun or ended within
-  // the timeout.
+  // When an operation of the queue, or a wait in it, last began or ended.
+  Time last_move(comm::World& world, int queue) const;
+  // Whether that is within the timeout of the queue, or else of one that it waits for.
   bool moves(int queue) const;
   void wake_all();
   void add_rounds(int64_t rounds);
@@ -108,6 +109,7 @@ struct Run {
   std::vector<EventCount> wakes;        // by queue
   std::vector<std::vector<int>> alone;  // each queue as a list
   std::vector<std::atomic<const std::vector<int>*>> awaited;  // by queue, while it waits for others
+  std::vector<std::atomic<Time>> waited_until;                // by queue, the last time that it did
   bool crowded = false;
   int64_t base = 0;  // the first round since the last reset
   Time began = {};

@@ -133,6 +133,27 @@ TEST(Run, WhoWaitsForWhatMovesIsPatient) {
   }
 }
 
+// They meet in every turn, so that often all of them wait at the moment of a look.
+TEST(Run, WhoWaitsForQueuesThatMeetIsPatient) {
+  auto graph = graph_on("cpu:3");
+  graph.node("data", counts(), {.device = 0, .outputs = {"y"}});
+  graph.node("a", plus(1), {.device = 0});
+  const Time enough = SteadyClock().now() + 2s;
+  graph.node("b", function(Function([enough](const Tensors& in, int64_t) -> Tensors {
+               return {in[0], at::full({1}, double(SteadyClock().now() > enough))};
+             })),
+             {.device = 1, .inputs = {"x"}, .outputs = {"y", "done"}});
+  graph.node("after", plus(1), {.device = 2});
+  graph.chain({"data", "a", "b", "after"});
+  graph.loop("again", {.nodes = {"a", "b"},
+                       .carry = {{"b.y", "a.x"}},
+                       .until = "b.done",
+                       .most = int64_t(1) << 30});
+  Executor executor(compile(graph), {.timeout = 300ms});
+  executor.run(1);
+  EXPECT_GT(SteadyClock().now(), enough);
+}
+
 TEST(Run, WhoWaitsForWhatHangsIsNotWhateverElseMoves) {
   auto graph = graph_on("cpu:4");
   std::atomic<bool> hangs{true};

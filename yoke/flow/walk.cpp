@@ -216,8 +216,7 @@ double Walk::await(const Ready& ready, int other, const std::string& channel, co
   if (ready()) return 0;
   const Time begin = clock_.now();
   if (!comm::linger(run_.crowded, ready)) {
-    const auto& others = run_.alone[size_t(other)];
-    const Awaits awaits(*this, others);
+    const Awaits awaits(*this, run_.alone[size_t(other)]);
     auto& wake = run_.wakes[size_t(me_)];
     for (Time late = begin + run_.options.timeout;;) {
       const auto seen = wake.key();

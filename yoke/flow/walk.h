@@ -30,13 +30,16 @@ class Walk {
   };
   // While it lives, this queue waits for those.
   struct Awaits {
-    Awaits(Walk& walk, const std::vector<int>& queues) : slot(walk.run_.awaited[size_t(walk.me_)]) {
-      slot = &queues;
+    Awaits(Walk& of, const std::vector<int>& queues) : walk(of) {
+      walk.run_.awaited[size_t(walk.me_)] = &queues;
     }
-    ~Awaits() { slot = nullptr; }
+    ~Awaits() {
+      walk.run_.waited_until[size_t(walk.me_)] = walk.clock_.now();
+      walk.run_.awaited[size_t(walk.me_)] = nullptr;
+    }
     Awaits(const Awaits&) = delete;
     Awaits& operator=(const Awaits&) = delete;
-    std::atomic<const std::vector<int>*>& slot;
+    Walk& walk;
   };
   Level enter(const plan::Program& program, const Tasks& tasks, Pipes& pipes);
   void row(Level& level);

@@ -19,9 +19,10 @@ timeout 300 "$yoke" train "${config[@]}" run.name=short train.steps=1 train.warm
 startup=$(python3 -c "print($EPOCHREALTIME - $begin)")
 timeout 300 "$yoke" train "${config[@]}" run.name=whole >"$scratch/whole"
 done_kills=0
+share=100 # of the time to start, in percent: less where the runs are ahead of 20 steps a kill, however fast the host is now
 while ((done_kills < kills)); do
   # Some while it starts; most in the middle of steps and of checkpoints, of which each run gets a few.
-  pause=$(python3 -c "print($startup * (0.5 + $RANDOM / 32767))")
+  pause=$(python3 -c "print($startup * $share / 100 * (0.5 + $RANDOM / 32767))")
   background killed "$yoke" train "${config[@]}" run.name=killed --resume
   sleep "$pause"
   kill -KILL "${pids[killed]}" 2>/dev/null || true
@@ -30,6 +31,10 @@ while ((done_kills < kills)); do
   [[ $code == 137 || $code == 0 ]] || fail "exit $code: $(cat "$scratch/killed")"
   ((code == 0)) && break
   done_kills=$((done_kills + 1))
+  saved=("$scratch"/runs/killed/checkpoints/step-????????)
+  step=${saved[-1]##*step-}
+  [[ $step =~ ^[0-9]+$ ]] || step=0
+  share=$((10#$step > 20 * done_kills ? share * 9 / 10 : share < 400 ? share * 11 / 10 + 1 : share))
   if [[ -d $scratch/runs/killed/checkpoints ]] && ((done_kills % 10 == 0)) && compgen -G "$scratch/runs/killed/checkpoints/step-*" >/dev/null; then
     "$yoke" checkpoint verify "$scratch/runs/killed" >"$scratch/verify" || fail "a checkpoint is damaged: $(cat "$scratch/verify")"
   fi

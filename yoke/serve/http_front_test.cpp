@@ -15,8 +15,6 @@
 namespace yoke::serve {
 namespace {
 
-Time soon() { return SteadyClock().now() + seconds(30); }
-
 struct Server {
   explicit Server(const std::string& path, const std::string& devices = "cpu:4",
                   HttpOptions options = {}, std::vector<TenantConfig> tenants = {},
@@ -208,10 +206,8 @@ TEST(HttpFront, AnswersAPipelinedConnectionInOrder) {
 TEST(HttpFront, CountsAnswersThatAConnectionHoldsBack) {
   for (const char* parameters : {"", R"("parameters":{"yoke_stream":"own"},)"}) {
     Gate gate;
-    const auto workers =
-        watched([&](const ReplicaSpec&, const std::vector<float>& rows) { gate.pass(rows); });
     Server server("stand-in:", "cpu:2", {}, {{.name = "a", .max_queue = 4}}, {}, {},
-                  workers.workers);
+                  held_at(gate).workers);
     auto& pool = server.service.pool();
     auto socket = server.connect();
     socket.write_all(infer(kHeld), soon());
@@ -250,30 +246,30 @@ TEST(HttpFront, TakesABodyInSmallPiecesAndInvitesThoseWhoAsk) {
 }
 
 TEST(HttpFront, CancelsWhatAClientThatLeftAskedFor) {
-  const Server server("stand-in:ms=300", "cpu:1");
   for (const char* more : {"", "Connection: close\r\n"}) {
+    Gate gate;
+    Server server("stand-in:", "cpu:1", {}, {}, {}, {}, held_at(gate).workers);
     auto socket = std::make_optional(server.connect());
-    for (int i = 0; i < 5; ++i) socket->write_all(infer(1, more), soon());
-    auto& pool = const_cast<Server&>(server).service.pool();
-    while (pool.view().tenants[0].waiting == 0) std::this_thread::yield();
-    const Time begun = SteadyClock().now();
+    for (int i = 0; i < 5; ++i) socket->write_all(infer(kHeld, more), soon());
+    wait_until([&] { return gate.num_held() == 1; });
     socket.reset();
-    while (pool.view().tenants[0].waiting > 0 && SteadyClock().now() < soon())
-      std::this_thread::yield();
-    EXPECT_LT(SteadyClock().now() - begun, std::chrono::milliseconds(250)) << more;
+    wait_until([&] { return server.service.pool().view().tenants[0].waiting == 0; });
+    gate.open();
   }
 }
 
 TEST(HttpFront, TakesAClientThatSendsNoMoreForGone) {
-  const Server server("stand-in:ms=300", "cpu:1");
+  Gate gate;
+  Server server("stand-in:", "cpu:1", {}, {}, {}, {}, held_at(gate).workers);
+  auto& pool = server.service.pool();
   auto socket = server.connect();
-  socket.write_all(infer(1), soon());
-  auto& pool = const_cast<Server&>(server).service.pool();
-  while (pool.view().tenants[0].waiting == 0) std::this_thread::yield();
+  socket.write_all(infer(kHeld), soon());
+  wait_until([&] { return gate.num_held() == 1; });
   socket.finish_writing();
   EXPECT_EQ(read_until(socket, "more", 1).substr(0, 13), "HTTP/1.1 499 ");  // and the end
   EXPECT_EQ(pool.find("m")->stats.success.count, 0u);
   EXPECT_EQ(pool.find("m")->stats.fail.count, 1u);
+  gate.open();
 }
 
 TEST(HttpFront, RefusesWhatProxiesReadDifferently) {
@@ -375,8 +371,7 @@ TEST(HttpFront, EndsSlowReadersWhereAnswersFillTheMemory) {
 }
 
 TEST(HttpFront, WritesToASlowReaderAsLongAsItReads) {
-  const Server server("stand-in:", "cpu:1", {.idle = std::chrono::milliseconds(400)}, {},
-                      {kManyValues});
+  const Server server("stand-in:", "cpu:1", {.idle = seconds(2)}, {}, {kManyValues});
   auto socket = ask_for_much(server);
   std::string piece(256 << 10, '\0');
   size_t bytes = 0;
@@ -385,7 +380,7 @@ TEST(HttpFront, WritesToASlowReaderAsLongAsItReads) {
     ASSERT_GT(some, 0u) << "after " << bytes << " bytes";
     if ((bytes + some) / piece.size() > bytes / piece.size())
       while (SteadyClock().now() < next) std::this_thread::yield();
-    next = SteadyClock().now() + std::chrono::milliseconds(40);
+    next = SteadyClock().now() + milliseconds(150);  // 40 times, which is thrice as long
     bytes += some;
   }
 }
@@ -398,7 +393,8 @@ struct Talks final : Runner {
   void generate(const std::string& prompt, const std::string&,
                 const std::function<bool(std::string_view)>& on_text) override {
     if (prompt != "on and on") return void(prompt.empty() || on_text(prompt));
-    while (on_text("on ") && SteadyClock().now() < soon())
+    const Time late = soon();
+    while (on_text("on ") && SteadyClock().now() < late)
       std::this_thread::sleep_for(milliseconds(1));
     ended = true;
   }
@@ -446,17 +442,18 @@ TEST(HttpFront, EndsABodyThatDripsAndIsReadyMeanwhile) {
   slow.write_all("POST /v2/models/m/infer HTTP/1.1\r\nHost: a\r\nContent-Length: 99999999\r\n\r\n",
                  soon());
   const Time begun = SteadyClock().now();
-  auto other = server.connect();
-  std::string drop(1, ' ');
-  for (Time next = begun;; next += std::chrono::milliseconds(10)) try {
-      while (SteadyClock().now() < next) std::this_thread::yield();
-      ASSERT_LT(SteadyClock().now() - begun, seconds(20));
-      slow.write_all(drop, soon());
-      other.write_all("GET /v2/health/ready HTTP/1.1\r\nHost: a\r\n\r\n", soon());
-      ASSERT_EQ(read_until(other, "true}", 1).substr(9, 3), "200");
+  for (Time next = begun;; next += milliseconds(10)) {
+    while (SteadyClock().now() < next) std::this_thread::yield();
+    ASSERT_LT(SteadyClock().now() - begun, seconds(20));
+    try {
+      slow.write_all(" ", soon());
     } catch (const Error&) {
       break;
     }
+    auto other = server.connect();
+    other.write_all("GET /v2/health/ready HTTP/1.1\r\nHost: a\r\n\r\n", soon());
+    ASSERT_EQ(read_until(other, "true}", 1).substr(9, 3), "200");
+  }
 }
 
 TEST(HttpFront, NamesNoModelToWhoHasNoKey) {

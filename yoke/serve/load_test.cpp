@@ -7,6 +7,7 @@
 #include <array>
 #include <atomic>
 #include <cmath>
+#include <future>
 #include <mutex>
 #include <numeric>
 #include <set>
@@ -192,8 +193,10 @@ TEST(Load, FailuresAreToldByTheirKind) {
 }
 
 TEST(Load, WhoIsNotAnsweredGivesUpAndWhoLeavesLeaves) {
-  Small server([](const std::string&, const std::string& body) {
-    return Small::Reply{Small::ok(body), 300ms};
+  std::promise<void> over;
+  Small server([all = over.get_future().share()](const std::string&, const std::string& body) {
+    all.wait();
+    return Small::Reply{Small::ok(body)};
   });
   const auto leaves = [](uint64_t number, LoadRequest& request) {
     make(number, request);
@@ -202,6 +205,7 @@ TEST(Load, WhoIsNotAnsweredGivesUpAndWhoLeavesLeaves) {
   const auto reports =
       run_load({.to = server.address(), .warm_up = 0ms, .length = 20s, .patience = 60ms},
                {{.count = 2, .make = make}, {.count = 3, .make = leaves}});
+  over.set_value();
   EXPECT_EQ(others_text(reports[0]), "late x 2");
   EXPECT_EQ(others_text(reports[1]), "left x 3");
   EXPECT_EQ(reports[1].failed(), 0u);

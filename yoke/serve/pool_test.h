@@ -18,7 +18,7 @@ namespace yoke::serve {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-inline const Time kSoon = SteadyClock().now() + std::chrono::minutes(2);
+inline Time soon() { return SteadyClock().now() + std::chrono::minutes(2); }
 
 // This very program, as a worker: see PoolWorker.
 inline const std::vector<std::string> kWorker{"/proc/self/exe",
@@ -89,7 +89,7 @@ class Answers {
   const std::vector<std::vector<Answer>>& wait() {
     const MutexLock lock(mutex_);
     EXPECT_TRUE(
-        changed_.wait_until(mutex_, kSoon, [&] { return order_.size() == answers_.size(); }))
+        changed_.wait_until(mutex_, soon(), [&] { return order_.size() == answers_.size(); }))
         << order_.size() << " of " << answers_.size() << " answers";
     return answers_;
   }
@@ -109,8 +109,15 @@ class Answers {
 };
 
 inline void wait_until(const std::function<bool()>& condition) {
-  while (!condition() && SteadyClock().now() < kSoon) std::this_thread::sleep_for(milliseconds(1));
-  EXPECT_TRUE(condition());
+  for (const Time late = soon(); !condition(); std::this_thread::sleep_for(milliseconds(1)))
+    if (SteadyClock().now() > late) return void(ADD_FAILURE() << "waited in vain");
+}
+
+// Tried three times at most, as the machine may stall in one.
+inline void expect_within(Duration limit, const std::function<Duration()>& once) {
+  Duration took = once();
+  for (int i = 1; i < 3 && took >= limit; ++i) took = once();
+  EXPECT_LT(took, limit);
 }
 
 // A stand-in that first tells which rows a batch has, by their first values.
@@ -182,5 +189,8 @@ class Gate {
   const std::shared_future<void> open_ = promise_.get_future().share();
   std::atomic<int> num_held_{0};
 };
+inline PoolOptions held_at(Gate& gate) {
+  return watched([&](const ReplicaSpec&, const std::vector<float>& rows) { gate.pass(rows); });
+}
 
 }  // namespace yoke::serve

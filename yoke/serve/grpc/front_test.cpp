@@ -218,9 +218,8 @@ std::vector<StreamReply> stream(Server& server, const std::vector<Message>& mess
 
 size_t waiting(Server& server) { return server.service.pool().view().tenants.at(0).waiting; }
 void wait_until(const std::function<bool()>& holds) {
-  const Time deadline = soon();
-  while (!holds() && SteadyClock().now() < deadline) std::this_thread::yield();
-  ASSERT_TRUE(holds());
+  for (const Time deadline = soon(); !holds(); std::this_thread::yield())
+    ASSERT_LT(SteadyClock().now(), deadline);
 }
 
 }  // namespace

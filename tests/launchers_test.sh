@@ -94,7 +94,7 @@ section "bad input"
 expect 2 '^two launchers disagree: mpirun \(Open MPI\) says rank 0 of 2 .*, but srun says rank 1 of 3 ' \
   env OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2 SLURM_PROCID=1 SLURM_STEP_ID=0 SLURM_NTASKS=3 "$world"
 [[ $(wc -l <"$scratch/output") == 1 ]] || fail "not one line: $(cat "$scratch/output")"
-python3 -c 'import socket, sys, time; s = socket.create_server(("127.0.0.1", int(sys.argv[1]))); print("listens", flush=True); time.sleep(60)' \
+python3 -c 'import socket, sys, time; s = socket.create_server(("127.0.0.1", int(sys.argv[1]))); print("listens", flush=True); time.sleep(600)' \
   "$YOKE_PORT" >"$scratch/holder" &
 pids[holder]=$!
 await holder listens 10

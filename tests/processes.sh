@@ -18,15 +18,16 @@ known_hosts() { # ADDRESS NAME…
   mount --bind "$scratch/nsswitch.conf" /etc/nsswitch.conf
 }
 
-# Below the ports that outgoing connections get: a process that knocks at one of those can meet itself.
+# Below the ports that outgoing connections get: a process that knocks at one of those can meet itself. None twice.
 free_port() {
-  python3 - <<'PYTHON'
-import random, socket
+  python3 - "$scratch" <<'PYTHON'
+import os, random, socket, sys
 while True:
     port = random.randrange(20000, 30000)
     try:
         with socket.socket() as probe:
             probe.bind(("", port))
+        os.mkdir(f"{sys.argv[1]}/port.{port}")
         break
     except OSError:
         pass

@@ -72,7 +72,7 @@ server = socket.socket()
 server.bind(("127.0.0.1", 0))
 server.listen()
 print(server.getsockname()[1], flush=True)
-time.sleep(30)
+time.sleep(600)
 PYTHON
 holder=$!
 trap 'kill $holder ${job:-} 2>/dev/null || true; rm -rf "$scratch"' EXIT
@@ -149,7 +149,7 @@ if sys.argv[3]:
     assert seen == {"local", "memcpy", *sys.argv[3].split(",")}, seen
 PYTHON
 
-timeout 20 "$yoke" doctor --json >"$scratch/out"
+timeout 60 "$yoke" doctor --json >"$scratch/out"
 python3 -c 'import json, sys; [json.loads(line) for line in open(sys.argv[1])]' "$scratch/out" || fail "doctor --json is not JSON lines"
 "$yoke" --version | grep -q '^yoke [0-9]' || fail "no version"
 

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Asks a model without a pause until a file is there or the server takes no more, and tells what came back.
 
-serve_asker.py HOST:PORT MODEL STOP [THREADS]: x of [1, 4] are ones, and y tells what the model multiplies with. Prints a
-JSON object: how often each status and each factor came, in "first" and "last" the factors of the first and last answers,
-and in "refusals" what else was said.
+serve_asker.py HOST:PORT MODEL STOP [THREADS]: x of [1, 4] are ones, and y tells what the model multiplies with. STOP.begun
+is there once the first answer is. Prints a JSON object: how often each status and each factor came, in "first" and "last"
+the factors of the first and last answers, and in "refusals" what else was said.
 """
 import collections
 import http.client
@@ -44,6 +44,8 @@ def main():
                 statuses[answer.status] += 1
                 if answer.status == 200:
                     factor = json.loads(text)["outputs"][0]["data"][0]
+                    if not factors:
+                        pathlib.Path(f"{stop}.begun").touch()
                     factors[factor] += 1
                     order.append(factor)
                 else:

@@ -203,7 +203,7 @@ grace_s = 8
 access_log = "$scratch/end.log"
 [[model]]
 name = "m"
-path = "stand-in:ms=300"
+path = "stand-in:ms=1000"
 devices = "cpu:2"
 batch = 1
 TOML
@@ -235,20 +235,20 @@ expect_answer 200 '\{"live":true,"ready":false\}' /v2/health/live
 stop_server 143
 
 # Over gRPC: what is under way and what waits is answered.
-start_server stand-in:ms=500 --devices cpu:2 --batch 1 serve.http=127.0.0.1:0 serve.grpc=127.0.0.1:0 serve.metrics=
+start_server stand-in:ms=4000 --devices cpu:2 --batch 1 serve.http=127.0.0.1:0 serve.grpc=127.0.0.1:0 serve.metrics=
 if [[ -n $grpc ]] && curl --version | grep -q HTTP2; then
   # A ModelInferRequest of x, FP32[1,4]: 1, 2, 3, 4.
   printf '\0\0\0\0\x2b\x0a\x08stand-in\x2a\x0d\x0a\x01x\x12\x04FP32\x1a\x02\x01\x04\x3a\x10\0\0\x80\x3f\0\0\0\x40\0\0\x40\x40\0\0\x80\x40' >"$scratch/call"
   calls=()
-  for i in {1..8}; do
+  for i in {1..4}; do
     curl -sS -m 100 --http2-prior-knowledge -H 'content-type: application/grpc' -H 'te: trailers' --data-binary "@$scratch/call" \
       -D "$scratch/trailer.$i" "http://$grpc/inference.GRPCInferenceService/ModelInfer" >"$scratch/answer.$i" &
     calls+=($!)
   done
-  all_wait() { [[ $(ask /v2/yoke/view) == *'"waiting":8'* ]]; }
+  all_wait() { [[ $(ask /v2/yoke/view) == *'"waiting":4'* ]]; }
   await all_wait
   stop_server
-  for i in {1..8}; do
+  for i in {1..4}; do
     wait "${calls[i - 1]}" || fail "curl could not ask over gRPC"
     grep -q '^grpc-status: 0' "$scratch/trailer.$i" || { cat "$scratch/trailer.$i" && fail "a gRPC call under way was lost at the end"; }
     [[ $(od -An -tx1 "$scratch/answer.$i" | tr -d ' \n') == *0000004000008040* ]] || fail "gRPC gave $(od -c "$scratch/answer.$i"), wanted 2, 4, ..."
@@ -376,6 +376,7 @@ expect_answer 200 '"model_version":"1".*"data":\[1(.0)?,2' /v2/models/net/versio
 expect_answer 200 '"model_version":"2".*"data":\[2(.0)?,4' /v2/models/net/versions/2/infer -d "$one"
 "$python" "$tests/serve_asker.py" "$http" net "$scratch/enough" >"$scratch/asked" 2>&1 &
 asker=$!
+await test -e "$scratch/enough.begun"
 mv "$scratch/aside/10" "$versions/10" # newer than 9, whatever the letters say
 rm -r "$versions/1"
 expect_answer 200 '' /v2/repository/models/net/load -m 120 -d ''

@@ -66,7 +66,7 @@ done
 second=$("$yoke" serve key new bob "$scratch/tenants.toml" 2>/dev/null | sed -n 's/^key  *//p')
 expect_answer 401 'not known' /v2/models/m/infer -d "$one" -H "yoke-key: $second"
 kill -HUP "$server"
-for ((i = 0; i < 50; ++i)); do [[ $(ask /v2/models/m/infer -d "$one" -H "yoke-key: $second") != 200* ]] || break; sleep 0.1; done
+for ((i = 0; i < 300; ++i)); do [[ $(ask /v2/models/m/infer -d "$one" -H "yoke-key: $second") != 200* ]] || break; sleep 0.1; done
 expect_answer 200 'data' /v2/models/m/infer -d "$one" -H "yoke-key: $second"
 stop_server
 grep -q '"traceparent":"00-1-2-01","tenant":"ann","model":"m"' "$scratch/access.log" || { cat "$scratch/access.log" && fail "no line of the access log"; }

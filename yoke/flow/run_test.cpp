@@ -119,7 +119,7 @@ TEST(Run, WhoWaitsForWhatMovesIsPatient) {
     std::vector<std::string> slow{"data"};
     for (int i = 0; i < 8; ++i) {
       slow.push_back(cat("nap", i));
-      add(graph, slow.back(), "sleep:ms=100", {.device = 0});
+      add(graph, slow.back(), "sleep:ms=200", {.device = 0});
     }
     graph.chain(slow);
     graph.node("after", plus(1), {.device = 1, .phase = phase});
@@ -127,7 +127,7 @@ TEST(Run, WhoWaitsForWhatMovesIsPatient) {
     graph.edge(slow.back(), "after", {.transport = transport});
     graph.edge("after", "last", {.transport = transport});
     graph.output("y", "last");
-    Executor executor(compile(graph), {.timeout = 400ms});
+    Executor executor(compile(graph), {.timeout = 1s});
     executor.run(1);
     EXPECT_EQ(number(executor.last()[0]), 3);
   }
@@ -138,7 +138,7 @@ TEST(Run, WhoWaitsForQueuesThatMeetIsPatient) {
   auto graph = graph_on("cpu:3");
   graph.node("data", counts(), {.device = 0, .outputs = {"y"}});
   graph.node("a", plus(1), {.device = 0});
-  const Time enough = SteadyClock().now() + 2s;
+  const Time enough = SteadyClock().now() + 5s;
   graph.node("b", function(Function([enough](const Tensors& in, int64_t) -> Tensors {
                return {in[0], at::full({1}, double(SteadyClock().now() > enough))};
              })),
@@ -149,7 +149,7 @@ TEST(Run, WhoWaitsForQueuesThatMeetIsPatient) {
                        .carry = {{"b.y", "a.x"}},
                        .until = "b.done",
                        .most = int64_t(1) << 30});
-  Executor executor(compile(graph), {.timeout = 300ms});
+  Executor executor(compile(graph), {.timeout = 1s});
   executor.run(1);
   EXPECT_GT(SteadyClock().now(), enough);
 }

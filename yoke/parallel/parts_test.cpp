@@ -35,7 +35,7 @@ TEST(Shares, DivideABatchWithoutRest) {
 }
 
 // A sample costs one millisecond on rank 0 and three on rank 1: together they can do 4/3 a
-// millisecond.
+// millisecond. What is reported is what a sleep was meant to last, as a busy host lengthens it.
 TEST(Shares, FoundOutTheyBringTheSumOfTheSpeeds) {
   comm::run_ranks(2, [](Communicator& comm) {
     torch::nn::Linear model(4, 1);
@@ -51,15 +51,15 @@ TEST(Shares, FoundOutTheyBringTheSumOfTheSpeeds) {
       const auto cost = comm.rank() == 0 ? 1ms : 3ms;
       std::this_thread::sleep_for(cost * (end - begin));
       dp.backward(model(at::ones({end - begin, 4})).sum(), double(end - begin));
-      shares.report(end - begin, SteadyClock().now() - start);
+      shares.report(end - begin, cost * (end - begin));
       optimizer.step();
       comm.barrier();
       seconds.push_back(std::chrono::duration<double>(SteadyClock().now() - start).count());
     }
-    EXPECT_NEAR(shares.values()[0] / shares.values()[1], 3, 0.4);
+    EXPECT_NEAR(shares.values()[0] / shares.values()[1], 3, 1e-6);
     const double slow = seconds[1], fast = *std::min_element(seconds.begin() + 4, seconds.end());
     EXPECT_GT(slow, 0.060);
-    EXPECT_LT(fast, 0.030 * 1.25) << "the sum of the speeds would take 30 ms";
+    EXPECT_LT(fast, 0.75 * slow) << "the sum of the speeds would take half as long";
   });
 }
 

@@ -73,7 +73,7 @@ TEST(PoolLives, GivesABatchThatWasTakenTheWholeOfItsTime) {
   std::atomic<bool> slow = false;
   Made model;
   model.on_run = [&](const Call& call, Outputs& outputs) {
-    if (slow) std::this_thread::sleep_for(milliseconds(2500));
+    if (slow) std::this_thread::sleep_for(milliseconds(3500));
     outputs.add(Type::Fp32, call.inputs[0].shape);
   };
   Bench bench(made(model, seconds(20)), {.name = "m", .devices = "cpu:1"});

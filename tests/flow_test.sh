@@ -197,12 +197,12 @@ flow '[flow]' 'devices = "cpu:2"' 'rounds = 30' '[[node]]' 'name = "load"' 'mode
 expect 0 "bottleneck: edge 'load.x -> work.x': .* moved, 15.3 MiB each" "$yoke" trace "$scratch/traced"
 
 # What running a flow costs is measured, and its results are checked while it is; a short form.
-for what in overhead handover; do
-  "$yoke" flow bench "$what" --seconds 1 --json >"$scratch/bench" 2>"$scratch/why" || grep -q 'missed their targets' "$scratch/why" ||
-    fail "flow bench $what: $(cat "$scratch/bench" "$scratch/why")"
-  # Ten times what an idle machine is allowed, and a hundred times what it needs.
-  grep -qE "\"bench\":\"$what\".*\"got\":([0-9]{1,2}(\.[0-9]+)?|[0-9.]+e-[0-9]+),\"unit\":\"us\"" "$scratch/bench" ||
-    fail "flow bench $what: $(cat "$scratch/bench")"
+strict=
+grep -q '^CMAKE_BUILD_TYPE:[A-Z]*=Rel' "$YOKE_BUILD/CMakeCache.txt" && strict=1
+for what in overhead handover; do # a tenth of what is allowed on an idle machine: the others are told, not judged
+  "$yoke" flow bench "$what" --seconds 1 --json >"$scratch/bench" 2>"$scratch/why" ||
+    { [[ -z $strict ]] && grep -q 'missed their targets' "$scratch/why"; } || fail "flow bench $what: $(cat "$scratch/bench" "$scratch/why")"
+  grep -qE "\"bench\":\"$what\".*\"got\":[0-9.e-]+,\"unit\":\"us\"" "$scratch/bench" || fail "flow bench $what: $(cat "$scratch/bench")"
 done
 for what in ensemble real chain peers; do # peers: where there is a Python with torch
   measure "$yoke" flow bench "$what" --seconds 1
@@ -219,7 +219,9 @@ flow '[flow]' 'devices = "cpu:2"' '[[input]]' 'port = "x:FP32[b,2]"' '[[node]]' 
 import json, sys
 line = json.load(open(sys.argv[1]))
 assert line["what"] == "naps" and line["unit"] == "rounds/s" and line["hand_overs"] == 1 and line["operations"] == 4
-assert 1.3 < line["of_one_device"] < 4 and line["got"] > line["one_device_per_s"] and "node '" in line["bottleneck"]
+# Naps of 5 ms last as long or longer: 200 rounds/s on two devices, 100 on one.
+assert line["one_device_per_s"] <= 100 and line["one_device_per_s"] < line["got"] <= 200
+assert line["of_one_device"] > 1.3 and "node '" in line["bottleneck"]
 PY
 expect 0 'of_one_device .* bottleneck: ' "$yoke" flow bench "$examples/chain.toml" --seconds 1
 sed -i '/^device = /d' "$scratch/my.toml"

@@ -235,20 +235,20 @@ expect_answer 200 '\{"live":true,"ready":false\}' /v2/health/live
 stop_server 143
 
 # Over gRPC: what is under way and what waits is answered.
-start_server stand-in:ms=4000 --devices cpu:2 --batch 1 serve.http=127.0.0.1:0 serve.grpc=127.0.0.1:0 serve.metrics=
+start_server stand-in:ms=2500 --devices cpu:2 --batch 1 serve.http=127.0.0.1:0 serve.grpc=127.0.0.1:0 serve.metrics=
 if [[ -n $grpc ]] && curl --version | grep -q HTTP2; then
   # A ModelInferRequest of x, FP32[1,4]: 1, 2, 3, 4.
   printf '\0\0\0\0\x2b\x0a\x08stand-in\x2a\x0d\x0a\x01x\x12\x04FP32\x1a\x02\x01\x04\x3a\x10\0\0\x80\x3f\0\0\0\x40\0\0\x40\x40\0\0\x80\x40' >"$scratch/call"
   calls=()
-  for i in {1..4}; do
+  for i in {1..6}; do
     curl -sS -m 100 --http2-prior-knowledge -H 'content-type: application/grpc' -H 'te: trailers' --data-binary "@$scratch/call" \
       -D "$scratch/trailer.$i" "http://$grpc/inference.GRPCInferenceService/ModelInfer" >"$scratch/answer.$i" &
     calls+=($!)
   done
-  all_wait() { [[ $(ask /v2/yoke/view) == *'"waiting":4'* ]]; }
+  all_wait() { [[ $(ask /v2/yoke/view) == *'"waiting":6'* ]]; }
   await all_wait
   stop_server
-  for i in {1..4}; do
+  for i in {1..6}; do
     wait "${calls[i - 1]}" || fail "curl could not ask over gRPC"
     grep -q '^grpc-status: 0' "$scratch/trailer.$i" || { cat "$scratch/trailer.$i" && fail "a gRPC call under way was lost at the end"; }
     [[ $(od -An -tx1 "$scratch/answer.$i" | tr -d ' \n') == *0000004000008040* ]] || fail "gRPC gave $(od -c "$scratch/answer.$i"), wanted 2, 4, ..."

@@ -4,11 +4,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <thread>
 
 #include "yoke/base/rng.h"
@@ -75,7 +73,7 @@ void stay_away(const LaunchInfo& launch, const std::string&) {
 
 // Random operations without end, until one rank sends itself a signal before a random one. The
 // argument: that rank, the signal, a seed, and a file for the time of it. The others must hear of
-// it by name; after how many seconds they add to the file "late" beside it.
+// it within a second (of the deadline, if it only stopped), and by name.
 void meet_an_end(const LaunchInfo& launch, const std::string& argument) {
   const auto words = split(argument, ' ');
   const int victim = int(*parse_int(words[0])), signal = int(*parse_int(words[1]));
@@ -84,7 +82,7 @@ void meet_an_end(const LaunchInfo& launch, const std::string& argument) {
   const auto last = int64_t(Rng(seed, "last", 0).below(0, 60));
   int64_t issued = 0;
   JoinOptions options;
-  if (signal == SIGSTOP) options.run.world.timeout = 5s;
+  if (signal == SIGSTOP) options.run.world.timeout = 1s;
   options.run.world.before_issue = [&](int rank, OpKind) {
     if (rank != victim || issued++ < last) return;
     std::ofstream(file) << std::chrono::steady_clock::now().time_since_epoch().count();
@@ -125,10 +123,10 @@ void meet_an_end(const LaunchInfo& launch, const std::string& argument) {
   } catch (const Error& error) {
     const auto died = parse_int(read_text(file));
     require(died.has_value(), cat("failed too early: ", error.what()));
-    const std::chrono::duration<double> late =
+    const auto late =
         std::chrono::steady_clock::now().time_since_epoch() - std::chrono::nanoseconds(*died);
-    std::ofstream(std::filesystem::path(file).replace_filename("late"), std::ios::app)
-        << cat(late.count(), "\n");  // in one write
+    const auto limit = signal == SIGSTOP ? 2500ms : 1000ms;
+    require(late < limit, cat("heard of it after ", duration_text(late)));
     const std::string what = error.what(), name = cat("rank ", victim, " (host ");
     require(what.find(name) != what.npos, cat("does not name the victim: ", what));
     throw;
@@ -161,13 +159,6 @@ class ProcessesMultiproc : public testing::Test {
     std::filesystem::create_directories(folder_);
   }
   void TearDown() override { std::filesystem::remove_all(folder_); }
-  // After how many seconds who was left heard of an end, in order.
-  std::vector<double> heard_after() const {
-    std::ifstream file(folder_ / "late");
-    std::vector<double> all(std::istream_iterator<double>(file), {});
-    std::ranges::sort(all);
-    return all;
-  }
   std::filesystem::path folder_;
 };
 
@@ -223,9 +214,6 @@ TEST_F(ProcessesMultiproc, ThatAreStoppedAreNamedAtTheDeadline) {
                  {.argument = cat("1 ", SIGSTOP, " 7 ", (folder_ / "end").string()), .grace = 1s});
   EXPECT_TRUE(has(text, "not arrived: rank 1")) << text;
   EXPECT_TRUE(has(text, "did not end and was killed")) << text;
-  const auto late = heard_after();
-  ASSERT_FALSE(late.empty());
-  EXPECT_LT(late.back(), 15);
 }
 
 // Whatever it was doing: the others fail within a second and name it, and nothing is left.
@@ -238,7 +226,6 @@ TEST_F(ProcessesMultiproc, ThatAreKilledAtAnyOperationAreNamedWithinASecond) {
     const auto text =
         failure_of(3, "meet_an_end",
                    {.argument = cat(victim, " ", SIGKILL, " ", repeat, " ", file.string()),
-                    .grace = 30s,  // who has not heard of it by then is killed
                     .on_start = [&](const std::vector<int>& started) {
                       ids.insert(ids.end(), started.begin(), started.end());
                     }});
@@ -246,9 +233,6 @@ TEST_F(ProcessesMultiproc, ThatAreKilledAtAnyOperationAreNamedWithinASecond) {
       EXPECT_TRUE(has(text, p == victim ? "was killed by signal 9" : "ended with exit code 3"))
           << text;
   }
-  const auto late = heard_after();
-  ASSERT_EQ(late.size(), 2u * repeats);
-  EXPECT_LT(late[late.size() * 19 / 20], 1) << "but for a few, when the machine may have stalled";
   // A number may meanwhile be another process's: ours have the folder in their environment, or,
   // ended and not waited for, this process as their parent.
   auto text_of = [](int id, const char* name) {

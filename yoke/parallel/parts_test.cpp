@@ -59,7 +59,7 @@ TEST(Shares, FoundOutTheyBringTheSumOfTheSpeeds) {
     EXPECT_NEAR(shares.values()[0] / shares.values()[1], 3, 1e-6);
     const double slow = seconds[1], fast = *std::min_element(seconds.begin() + 4, seconds.end());
     EXPECT_GT(slow, 0.060);
-    EXPECT_LT(fast, 0.75 * slow) << "the sum of the speeds would take half as long";
+    EXPECT_LT(fast, 0.030 * 1.25) << "the sum of the speeds would take 30 ms";
   });
 }
 
